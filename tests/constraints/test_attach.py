@@ -9,6 +9,8 @@ from torch import nn
 
 import wellnormed as wn
 from wellnormed import constraints as c
+from wellnormed.constraints.base import held
+from wellnormed.matrix import _checks
 from wellnormed.routing import AssignedParameter
 
 
@@ -213,3 +215,45 @@ def test_print_lists_what_is_not_constrained_and_why():
     assert found["last.weight"] == found["last.bias"] == "not constrained: it is frozen"
     copied = pickle.loads(pickle.dumps(first))
     assert [str(own) for own in copied.attached] == [text]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "constraint",
+    [c.HardCap(1.0), c.SpectralNormalize(1.0), c.Orthogonal(1.0), c.ClippedWeightDecay(0.8, 0.25)],
+    ids=repr,
+)
+def test_one_proof_of_a_batch_of_16_bit_weights_suffices_at_the_cap(constraint, dtype, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.ModuleList(nn.Linear(64, 64, bias=False, dtype=dtype) for _ in range(4))
+    optimizer = wn.Scion(model, lr=0.02)
+    constraints = wn.constrain(optimizer, {"*": constraint})
+    proofs, within = [], wn.Spectral.within
+    monkeypatch.setattr(wn.Spectral, "within", lambda own, *given: proofs.append(given) or within(own, *given))
+    for _ in range(10):
+        for p in model.parameters():
+            p.grad = -p.detach()
+        optimizer.step()
+    assert sum(given[0].dtype == dtype for given in proofs) == 10  # others come before the work, in float32
+    assert max(constraints.proved_ratios().values()) <= 1
+
+
+def test_16_bit_weights_below_a_cap_do_not_decay():
+    """Rounding lengthens a weight at its cap; what makes up for it may not shorten the other singular values."""
+    layer = nn.Linear(64, 64, bias=False, dtype=torch.bfloat16)
+    with torch.no_grad():
+        layer.weight.copy_(torch.diag(torch.cat([torch.full((32,), 1.0), torch.full((32,), 0.25)])))
+    optimizer = wn.Scion(layer, lr=0.02)
+    wn.constrain(optimizer, {"*": wn.HardCap(1.0)})
+    for _ in range(50):
+        layer.weight.grad = torch.diag(-(layer.weight.detach().diagonal() > 0.5).to(torch.bfloat16))
+        optimizer.step()
+    assert torch.linalg.svdvals(layer.weight.detach().float())[32:].median() > 0.24
+
+
+def test_numbers_that_are_not_finite_are_found_by_the_proof_of_16_bit_weights(monkeypatch):
+    """As on an accelerator, where no other check looks at them."""
+    monkeypatch.setattr(_checks, "_unseen", lambda x: True)
+    for wrong in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="do weights hold NaN"):
+            held(torch.full((1, 4, 4), wrong), wn.Spectral(), 1.0, torch.bfloat16)

@@ -17,7 +17,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import wellnormed as wn
-from wellnormed.constraints import ClippedWeightDecay, EntryCap, OptimalCap, SpectralNormalize, Sphere, attached
+from wellnormed.constraints import (
+    ClippedWeightDecay,
+    EntryCap,
+    OptimalCap,
+    Orthogonal,
+    SpectralNormalize,
+    Sphere,
+    Stiefel,
+    WeightDecay,
+    attached,
+)
 from wellnormed.matrix import msign, spectral_norm
 from wellnormed.matrix.bounds import proved_bound
 from wellnormed.optim import fallback
@@ -31,9 +41,11 @@ PROOF = ["linalg_cholesky_ex"]
 class Accelerator(TorchDispatchMode):
     """Records what is executed, and answers looks at values as if all were well."""
 
-    def __init__(self):
+    def __init__(self, copied=True):
         super().__init__()
+        self.copied = copied  # the answer of booleans that come in a list
         self.looks, self.decompositions, self.answers = 0, [], []
+        self.launches, self.operations = 0, 0  # kernels, and operations of products
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -51,6 +63,10 @@ class Accelerator(TorchDispatchMode):
         if there and ("linalg" in name or name == "geqrf") and "norm" not in name:
             self.decompositions.append(name)
         value = func(*args, **kwargs)
+        made = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.is_meta]
+        self.launches += bool(made) and not func.is_view and "empty" not in name
+        if name in ("mm", "bmm", "addmm", "baddbmm"):
+            self.operations += 2 * sum(one.numel() for one in made) * args[-1].shape[-2]
         if name in ("any", "all"):
             self.answers.append((value, name == "all"))
         return value
@@ -63,7 +79,7 @@ class Accelerator(TorchDispatchMode):
         if name == "copy_":
             return args[0].zero_()
         dtype = kwargs.get("dtype") or args[0].dtype
-        return torch.zeros(args[0].shape, dtype=dtype, device="cpu")
+        return torch.full(args[0].shape, self.copied and dtype == torch.bool, dtype=dtype, device="cpu")
 
 
 class NoUploads(TorchFunctionMode):
@@ -120,12 +136,12 @@ def test_an_optimizer(name):
     assert accelerator.looks == LOOKS
 
 
-CAPS = {  # the looks and the decompositions for each of the batches, one per shape
-    "HardCap": (wn.HardCap(1.5), 2, []),  # at the entries and at the result, whether one is not finite or inaccurate
-    "SoftCap": (wn.SoftCap(1.5), 0, []),
-    "OptimalCap": (OptimalCap(1.5), 0, []),
-    "SpectralNormalize": (SpectralNormalize(1.5), 1, PROOF),  # at the entries
-    "Sphere": (Sphere(1.5), 1, PROOF),
+CAPS = {  # the looks and the decompositions for each of the batches, one per shape; and looks in 16 bits
+    "HardCap": (wn.HardCap(1.5), 2, PROOF, 1),  # at a proof that it is within, and whether a result is inaccurate
+    "SoftCap": (wn.SoftCap(1.5), 0, [], 0),
+    "OptimalCap": (OptimalCap(1.5), 0, [], 0),
+    "SpectralNormalize": (SpectralNormalize(1.5), 2, 2 * PROOF, 1),  # at a proof that it is within, and at the entries
+    "Sphere": (Sphere(1.5), 1, PROOF, 0),  # at the entries
 }
 
 
@@ -133,7 +149,7 @@ CAPS = {  # the looks and the decompositions for each of the batches, one per sh
 def test_caps(name):
     model = network()
     optimizer = wn.Scion(model, lr=0.02)
-    rule, looks, decompositions = CAPS[name]
+    rule, looks, decompositions, _ = CAPS[name]
     wn.constrain(optimizer, {"0": wn.ColumnCap(1.0), "2.weight": EntryCap(1.0), "[13].weight": rule})
     moved(model)
     accelerator = second_step(optimizer)
@@ -145,12 +161,62 @@ def test_caps(name):
 def test_16_bit_weights_are_proved_by_batches(name):
     model = nn.Sequential(*(nn.Linear(16, 48, bias=False) for _ in range(24))).bfloat16()
     optimizer = wn.Scion(model, lr=0.02)
-    rule, looks, decompositions = CAPS[name]
+    rule, _, decompositions, looks = CAPS[name]
     wn.constrain(optimizer, {"*": rule})
     moved(model)
     accelerator = second_step(optimizer)
     assert accelerator.decompositions == decompositions + PROOF
-    assert accelerator.looks == LOOKS + looks + 2  # of the proof: at the entries, and whether all are proved
+    assert accelerator.looks == LOOKS + looks + 1  # of the proof, which finds what is not finite
+
+
+EVERY_CAP = {
+    repr(rule): rule
+    for rule in (
+        *(kind(1.0, every=every) for kind in (wn.HardCap, SpectralNormalize) for every in (1, 8)),
+        *(kind(1.0) for kind in (wn.SoftCap, OptimalCap, Sphere, Orthogonal, Stiefel, WeightDecay)),
+        ClippedWeightDecay(1.0, 0.25),
+    )
+}
+KINDS = [(64, 64), (256, 64), (64, 256)]
+"""The kinds of matrices that GPT-2 has, of which each is a batch here."""
+
+
+def steps_of(rule, dtype=torch.float32, count=10, **answers):
+    """What each step executes once state and constraints have met the device."""
+    model = nn.ModuleList(nn.Linear(n, m, bias=False) for m, n in 2 * KINDS).to(dtype)
+    optimizer = wn.Muon(wn.assign_norms(model, overrides={"*": wn.Spectral()}), lr=0.01)
+    if rule is not None:
+        wn.constrain(optimizer, {"*": rule}, prove=False)
+    moved(model)
+    steps = []
+    for _ in range(count):
+        with Accelerator(**answers) as accelerator:
+            optimizer.step()
+        steps.append(accelerator)
+    return steps[1:]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", EVERY_CAP)
+def test_at_most_two_looks_for_a_batch_that_is_due_and_none_otherwise(name, dtype):
+    rule = EVERY_CAP[name]
+    alone, steps = steps_of(None, dtype, 2)[0], steps_of(rule, dtype)
+    assert max(step.looks for step in steps) <= LOOKS + 2 * len(KINDS)
+    idle = [step for step in steps if step.launches == alone.launches]
+    assert len(idle) == (8 if "every=8" in name and dtype == torch.float32 else 0)
+    assert all((step.looks, step.operations) == (LOOKS, alone.operations) for step in idle)
+
+
+@pytest.mark.parametrize(("kind", "most"), [(wn.HardCap, 100), (SpectralNormalize, 60)])
+def test_a_weight_that_is_proved_within_its_cap_costs_one_product_and_a_factorization(kind, most):
+    """The operations are those of products, in units of n^3 for each matrix."""
+    unit = 2 * len(KINDS) * 64**3
+    alone = steps_of(None, count=2)[0]
+    outside, within = (steps_of(kind(1.0), count=2, copied=answer)[0] for answer in (True, False))
+    assert within.looks == LOOKS + len(KINDS)
+    assert within.decompositions == len(KINDS) * PROOF
+    assert within.operations - alone.operations == 2 * sum(m * n * min(m, n) for m, n in 2 * KINDS)
+    assert 30 < (outside.operations - within.operations) / unit <= most
 
 
 def test_norms_are_measured_without_eigenvalues():

@@ -12,12 +12,12 @@ from wellnormed.constraints.caps import HardCap as HardCap
 from wellnormed.constraints.caps import OptimalCap as OptimalCap
 from wellnormed.constraints.caps import SoftCap as SoftCap
 from wellnormed.constraints.caps import SpectralNormalize as SpectralNormalize
-from wellnormed.constraints.caps import Stiefel as Stiefel
 from wellnormed.constraints.decays import ClippedWeightDecay as ClippedWeightDecay
 from wellnormed.constraints.decays import WeightDecay as WeightDecay
 from wellnormed.constraints.equalities import NormSphere as NormSphere
 from wellnormed.constraints.equalities import Orthogonal as Orthogonal
 from wellnormed.constraints.equalities import Sphere as Sphere
+from wellnormed.constraints.equalities import Stiefel as Stiefel
 from wellnormed.constraints.leading import Hammer as Hammer
 from wellnormed.constraints.leading import SpectralWeightDecay as SpectralWeightDecay
 from wellnormed.constraints.qk_clip import QKClip as QKClip

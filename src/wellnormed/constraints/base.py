@@ -4,13 +4,14 @@ A constraint is a value: what it remembers of a weight from step to step is hand
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from wellnormed._devices import recording
 from wellnormed._inputs import require_numbers
+from wellnormed.matrix._checks import known_to_hold
 from wellnormed.norms import Norm
 
 TARGET = 1 - 2e-5
@@ -53,6 +54,10 @@ class Constraint(ABC):
     def promised(self, state: State) -> float | None:
         """The bound on the norm of a weight with this state; None if the constraint proves nothing."""
         return self.bound
+
+    def stored_as(self, dtype: torch.dtype) -> Self:
+        """The constraint for weights that are then rounded to a dtype: itself, unless it leaves room for that."""
+        return self
 
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:  # noqa: B027
         """Refuse, before a step of that norm, what the constraint cannot hold; the parameter has this name."""
@@ -155,16 +160,24 @@ def scaled(weights: Tensor, factors: Tensor, norm: Norm) -> Tensor:
     return weights.double() * factors.to(weights.device).reshape(factors.shape + (1,) * norm.ndim)
 
 
-def held(weights: Tensor, norm: Norm, bound: float, dtype: torch.dtype | None = None) -> Tensor:
-    """The weights `(*batch, *shape)` in a dtype, scaled down where `norm(weight) <= bound` is not proved."""
+def held(weights: Tensor, norm: Norm, bound: float | Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The weights `(*batch, *shape)` in a dtype, scaled down where `norm(weight) <= bound` is not proved.
+
+    The bound is as in `Norm.within`. Each turn proves the whole batch and looks at the device once.
+    """
     rounded = weights.to(dtype or weights.dtype)
     margin = torch.finfo(rounded.dtype).eps
     if recording(weights.device):
         raise RuntimeError("a CUDA graph cannot record this constraint, which looks at the device for its proof")
     for _ in range(_TURNS):
-        if bool((within := norm.within(rounded, bound)).all()):
+        with known_to_hold():  # what is not finite is not proved, and found by the same look
+            within = norm.within(rounded, bound)
+        *proved, finite = torch.cat([within.flatten(), rounded.isfinite().all()[None]]).tolist()
+        if all(proved):
             return rounded
+        if not finite:
+            break
         weights = scaled(weights, torch.where(within, 1.0, 1 - margin), norm)
         rounded = weights.to(rounded.dtype)
         margin = min(2 * margin, 0.5)  # rounding may have lifted the result again
-    raise ValueError(f"no weight of norm {bound:g} or less was found in {rounded.dtype}; do weights hold NaN?")
+    raise ValueError(f"no weight of norm {bound} or less was found in {rounded.dtype}; do weights hold NaN?")

@@ -4,17 +4,20 @@ All but the soft and the optimal cap, which refuse long steps, serve any optimiz
 balance with the step, are in `decays`, constraints that hold it at a value in `equalities`.
 """
 
+import copy
 import functools
 import math
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, fields
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 import wellnormed.matrix as matrix
+from wellnormed._devices import recording
 from wellnormed._inputs import require_numbers
 from wellnormed.constraints.base import SLACK, TARGET, Constraint, State, held
+from wellnormed.matrix._checks import known_to_hold
 from wellnormed.matrix.optimal_cap import REACH_LIMIT, CapPolynomial
 from wellnormed.matrix.soft_cap import SOFT_CAP_LIMIT
 from wellnormed.norms import Norm
@@ -23,6 +26,8 @@ from wellnormed.proof.decimals import shown
 UPDATE_ROOM = 0.02
 """The share by which an update may exceed its bound: `msign` states it for 16 bits, and so for float32 products that
 torch was allowed to compute with fewer bits; otherwise it is far less."""
+_ROUNDING = 2 * SLACK
+"""A bound on the rounding that `seen_step` adds, in caps, up to 8e8 entries of float32 and steps as long as the cap."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +36,35 @@ class Cap(Constraint):
 
     Weights are proved to lie at or below the cap before the first step, unless `constrain(..., prove=False)` takes the
     cap's word for it. Later they are where the aim and the accuracy of the matrix functions put them; 16-bit weights
-    are constrained in float32 and proved again once they are rounded.
+    are constrained in float32 and proved again once they are rounded. Rounding moves every entry by at most the share
+    `u`, half the dtype's `eps`, and hardly ever lengthens a weight by more than that share. So their aim is lower by
+    `u`, and one proof nearly always succeeds; a weight for which it fails is scaled down and proved again. Caps that
+    undo a step shrink all of a weight, and end below the cap without that.
+
+    A cap that leaves a weight within it as it is proves first which weights are (`Norm.within`: one Gram matrix and
+    one Cholesky factorization in float64 for each slice of a batch, `2 m n^2 + n^3 / 3` operations). It computes and
+    writes only the others.
 
     **A cap need not act after every step.** A step of bound `b` moves a weight of norm `n` to a norm of at most
     `n + b`. A weight that was brought to an aim is therefore at or below the aim plus the bounds of the steps since
     then. While that sum is at most the cap the weight is left as it is, and the first step whose bound leads beyond is
     followed by a projection, before anything sees the weight. The room that a projection leaves is that of `every - 1`
-    steps like the one before it, but at most half of the cap: a rate that rises makes projections more frequent, a rate
-    that falls makes them rarer. Steps without a bound, and weights of 16 bits, are followed by a projection each.
+    steps like the one before it, but at most the share `most_room` of the cap: a rate that rises makes projections more
+    frequent, a rate that falls makes them rarer. Steps without a bound, and weights of 16 bits, are followed by a
+    projection each.
     """
 
     cap: float
-    every: ClassVar[int] = 1
+    every = 1  # without a type, so that dataclasses which have it as a field say where it stands
     """Steps of one learning rate from one projection to the next."""
+    most_room: ClassVar[float] = 0.5
+    """The share of the cap that steps may wait for."""
+    undoes_steps: ClassVar[bool] = False
+    """Whether the function brings back just so much as the last step may have added, and leaves nothing as it is."""
+    looks_first: ClassVar[bool] = False
+    """Whether the function leaves a weight within the aim as it is, so that a proof may come before it, by one look."""
+    rounding: ClassVar[float] = 0.0
+    """The share by which the aim is lower for weights that are then rounded to 16 bits; `stored_as` sets it."""
 
     def __post_init__(self) -> None:
         self._require_positive(cap=self.cap)
@@ -60,13 +81,20 @@ class Cap(Constraint):
         """The norm of the longest step after which the constraint brings a weight back, but for rounding."""
         return math.inf
 
+    def stored_as(self, dtype: torch.dtype) -> Self:
+        if dtype.itemsize >= 4:
+            return self
+        own = copy.copy(self)
+        vars(own).update(every=1, rounding=0.0 if self.undoes_steps else torch.finfo(dtype).eps / 2)
+        return own
+
     def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
         """Refuse a step that is too long for the function that brings weights back, if that depends on the step."""
         if not self.uses_update_norm:
             return
         step = self._require_update_norm(update_norm, name)
         try:
-            _try(self, step)
+            _try(self, *self._work(step if self.every == 1 else step * (1 + UPDATE_ROOM) + _ROUNDING * self.cap))
         except ValueError:
             raise ValueError(
                 f"{type(self).__name__}({self.cap}) on {name!r}: a step of norm {shown(step, '.4g')} (rate x "
@@ -84,22 +112,36 @@ class Cap(Constraint):
         return self._start(weights, norm) if norm.measures == "singular values" else self.project(weights, norm)
 
     def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
-        return self._after_step(weights, norm, update_norm), {}
+        unknown = update_norm is None and self.rounding > 0  # such weights are looked at twice already
+        if not self.looks_first or unknown or recording(weights.device):
+            return self._after_step(weights, norm, update_norm), {}
+        with known_to_hold():  # what is not finite is not proved, and the projection refuses it
+            outside = (~norm.within(weights, self._aim(update_norm))).tolist()
+        moved = [i for i, is_outside in enumerate(outside) if is_outside]
+        if len(moved) == len(weights):
+            return self._after_step(weights, norm, update_norm), {}
+        if moved:
+            members = list(weights)
+            projected = self._after_step(torch.stack([members[i] for i in moved]), norm, update_norm)
+            for i, member in zip(moved, projected, strict=True):
+                members[i] = member
+            weights = torch.stack(members)
+        return weights, {}
 
     def seen_step(self, update_norm: float | None, weight: Tensor) -> float | None:
-        """For a cap that waits, a bound on the growth of the norm by a step in floating point.
+        """For a cap that waits or looks first, a bound on the growth of the norm by a step in floating point.
 
         A step rounds `(1 - decay) W` and the sum with the update, entry by entry. The share `u` of every entry is at
         most the share `u sqrt(r)` of the norm of a slice whose short side is `r`, and `r^2` is at most the number of
         entries. Roundings of the update are within `UPDATE_ROOM`. In 16 bits those of the weight alone may add a fifth
         of its norm at `r = 768`, which leaves nothing to wait for.
         """
-        if self.every == 1:
+        if self.every == 1 and not self.looks_first:
             return super().seen_step(update_norm, weight)
-        if update_norm is None or weight.dtype.itemsize < 4:
+        if update_norm is None:
             return None
         rounding = 2 * (torch.finfo(weight.dtype).eps / 2) * weight.numel() ** 0.25
-        return update_norm * (1 + UPDATE_ROOM) + rounding * self.cap
+        return update_norm * (1 + UPDATE_ROOM) + rounding * (self.cap + update_norm)
 
     def first_reach(self) -> Tensor | None:
         return None if self.every == 1 else torch.tensor(self.cap, dtype=torch.float64, device="cpu")
@@ -115,18 +157,23 @@ class Cap(Constraint):
         """The norm that a weight is brought to after a step: the cap, less the room for steps to wait."""
         if update_norm is None or self.every == 1:
             return self.cap
-        steps = min(self.every - 1, int(self.cap / 2 / update_norm))
+        steps = min(self.every - 1, int(self.cap * self.most_room / update_norm))
         rounding = 2.0**-52 * self.cap  # of each float64 sum, so that exactly so many steps fit
         return self.cap - steps * (update_norm + rounding)
 
+    def _work(self, update_norm: float | None) -> tuple[float, float]:
+        """The aim of matrix functions after a step, and how far above it a weight of norm `cap` is by then."""
+        level = self._aim(update_norm) * (1 - self.rounding)
+        return level * TARGET, (update_norm or 0.0) + (self.cap - level)
+
     def _start(self, weights: Tensor, norm: Norm) -> Tensor:
         """Bring weights from anywhere to the cap."""
-        return norm.project(weights, self.cap * TARGET)
+        return norm.project(weights, self._work(None)[0])
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
         """Bring back weights that a step of that norm has moved; slice by slice unless a constraint differs."""
-        cap, step = self._aim(update_norm) * TARGET, update_norm or 0.0
-        return norm.on_slices(weights, lambda slices, unit: self._cap(slices, cap * unit, step * unit))
+        aim, above = self._work(update_norm)
+        return norm.on_slices(weights, lambda slices, unit: self._cap(slices, aim * unit, above * unit))
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         """Bring slices back to the cap; both numbers are largest singular values."""
@@ -134,14 +181,15 @@ class Cap(Constraint):
 
 
 @functools.lru_cache(maxsize=1024)
-def _try(constraint: Cap, step: float) -> None:
+def _try(constraint: Cap, aim: float, above: float) -> None:
     """Raise what the function of a cap says of a step that is too long for it; once for each step that is not."""
-    constraint._cap(torch.zeros(1, 1, device="cpu"), constraint.cap * TARGET, step)
+    constraint._cap(torch.zeros(1, 1, device="cpu"), aim, above)
 
 
 def _without_defaults(constraint: Cap) -> str:
-    every = f", every={constraint.every}" if constraint.every > 1 else ""
-    return f"{type(constraint).__name__}(cap={constraint.cap!r}{every})"
+    shown = [f"{f.name}={getattr(constraint, f.name)!r}" for f in fields(constraint) if f.name != "every"]
+    shown += [f"every={constraint.every}"] if constraint.every > 1 else []
+    return f"{type(constraint).__name__}({', '.join(shown)})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -168,6 +216,8 @@ class HardCap(Cap):
         ...     assert constraints.proved_ratios()["weight"] <= 1
     """
 
+    looks_first: ClassVar[bool] = True
+
     every: int = 1  # pyrefly: ignore[bad-override]
     _method: ClassVar[str] = "auto"
     """The method of the matrix function, chosen by the device. Scripts that measure the other methods override it."""
@@ -178,13 +228,13 @@ class HardCap(Cap):
         return matrix.spectral_hardcap(slices, cap, self._method)
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        if update_norm is None:
+        if update_norm is None or recording(weights.device):  # a replay may have another rate
             return super()._after_step(weights, norm, update_norm)
-        aim = self._aim(update_norm)
-        most = (self.cap + update_norm) / (aim * TARGET)
-        blur = (self.cap - aim) / (4 * aim)  # a quarter of the room at most, for two fifths of the products
+        level, (aim, _) = self._aim(update_norm), self._work(update_norm)
+        most = (self.cap + update_norm) / aim
+        blur = (self.cap - level) / (4 * level)  # a quarter of the room at most, for two fifths of the products
         cap = functools.partial(matrix.spectral_hardcap, method=self._method, most=most, blur=blur)
-        return norm.on_slices(weights, lambda slices, unit: cap(slices, aim * TARGET * unit))
+        return norm.on_slices(weights, lambda slices, unit: cap(slices, aim * unit))
 
 
 @dataclass(frozen=True, repr=False)
@@ -196,6 +246,8 @@ class SpectralNormalize(Cap):
         every: Steps of one learning rate from one projection to the next, as in `HardCap`.
     """
 
+    looks_first: ClassVar[bool] = True
+
     every: int = 1  # pyrefly: ignore[bad-override]
     _method: ClassVar[str] = "auto"
 
@@ -205,26 +257,51 @@ class SpectralNormalize(Cap):
         return matrix.spectral_normalize(slices, cap, self._method)
 
 
-@dataclass(frozen=True)
-class SoftCap(Cap):
+class _UndoingCap(Cap):
+    """A polynomial that brings back what the steps since the last one may have added.
+
+    A quarter of the cap is the most room that it leaves: from there it is then asked to undo at most two thirds of what
+    it aims at, which each of these polynomials bears.
+    """
+
+    uses_update_norm: ClassVar[bool] = True
+    undoes_steps: ClassVar[bool] = True
+    most_room: ClassVar[float] = 0.25
+
+    __repr__ = _without_defaults
+
+    def _longest(self, reach: float) -> float:
+        """The longest step, from the largest norm that is borne in caps."""
+        if self.every == 1:
+            return (reach - 1) * self.cap
+        return (reach - 1 - _ROUNDING) * self.cap / (1 + UPDATE_ROOM)
+
+
+@dataclass(frozen=True, repr=False)
+class SoftCap(_UndoingCap):
     """LT's soft cap, `p2(p1(W))`, coupled to the true norm of the step (LT theorem B.1, corrected).
 
     The strength comes from learning rate x overshoot of the coefficient set, less what a weight decay of the optimizer
     removes from the cap. It holds the promise for steps up to 1.6129 times the cap, and refuses longer ones.
+
+    Args:
+        cap: The cap, in units of the weight's norm.
+        every: Steps of one learning rate from one application to the next, as in `HardCap`. One after eight steps
+            undoes all eight, and takes about as much of what is below the cap as eight would. No decay is credited.
     """
 
-    uses_update_norm: ClassVar[bool] = True
+    every: int = 1  # pyrefly: ignore[bad-override]
 
     @property
     def longest_step(self) -> float:
-        return (SOFT_CAP_LIMIT - 1) * self.cap
+        return self._longest(SOFT_CAP_LIMIT)
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         return matrix.soft_cap(slices, matrix.soft_cap_strength(cap, update_norm + SLACK * cap))
 
 
-@dataclass(frozen=True)
-class OptimalCap(Cap):
+@dataclass(frozen=True, repr=False)
+class OptimalCap(_UndoingCap):
     """The odd polynomial of a degree that caps and is nearest to the exact clip (`matrix.optimal_cap`).
 
     At degree 9 it costs what the soft cap costs and leaves more of what is below the cap: of a singular value at half
@@ -234,11 +311,11 @@ class OptimalCap(Cap):
     Args:
         cap: The cap, in units of the weight's norm.
         degree: Odd, from 3 to 21.
+        every: As in `SoftCap`.
     """
 
-    uses_update_norm: ClassVar[bool] = True
-
     degree: int = 9
+    every: int = 1  # pyrefly: ignore[bad-override]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -248,7 +325,7 @@ class OptimalCap(Cap):
 
     @property
     def longest_step(self) -> float:
-        return (REACH_LIMIT[self.degree] - 1) * self.cap
+        return self._longest(REACH_LIMIT[self.degree])
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         step = update_norm / cap + SLACK  # rounded up by at most 9%: a schedule then meets few different problems
@@ -293,40 +370,9 @@ class Clip(Cap):
         return self._after_step(weights, norm, None)
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        upper = self.upper * TARGET
+        upper, _ = self._work(None)
         lower = min(self.lower, upper)
         return norm.on_slices(weights, lambda slices, unit: matrix.spectral_clip(slices, lower * unit, upper * unit))
-
-
-@dataclass(frozen=True)
-class Stiefel(Cap):
-    """All singular values move to `cap` after every step (LT section 3.1); those that are zero stay.
-
-    Promises `norm(weight) <= cap`: where the coefficient set overshoots, it aims below by as much. With J. You's
-    set, which LT follows, singular values end within 0.5% of the aim.
-
-    Args:
-        cap: In units of the weight's norm. Weights are brought there at once, exactly.
-        coefficients: Set of the registry for `msign`.
-        method: Method of `msign`.
-    """
-
-    tolerance: ClassVar[float] = 0.5  # some coefficient sets end there
-
-    coefficients: str = "you-6"
-    method: str = "auto"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        matrix.msign(torch.empty(0, 0, device="cpu"), self.coefficients, self.method)  # refuses what it does not know
-
-    def _start(self, weights: Tensor, norm: Norm) -> Tensor:
-        size = self.cap * TARGET
-        return norm.on_slices(weights, lambda slices, unit: matrix.stiefel_project(slices, size * unit, method="svd"))
-
-    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
-        aim = cap / matrix.overshoot(self.coefficients, self.method)
-        return matrix.stiefel_project(slices, aim, self.coefficients, self.method)
 
 
 @dataclass(frozen=True)

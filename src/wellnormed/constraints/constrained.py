@@ -43,6 +43,11 @@ class Constrained:
     doubt: float = 0.0
     seen: Mark | None = None
 
+    @property
+    def own(self) -> Constraint:
+        """The constraint as it acts on a weight of this dtype."""
+        return self.constraint.stored_as(self.parameter.dtype)
+
     def promised(self) -> float | None:
         """The bound that the constraint promises now; None if it promises nothing."""
         return self.constraint.promised(self.state)
@@ -53,7 +58,7 @@ class Constrained:
 
     def begin(self) -> None:
         """Remember the projected weight; a collective call where it is cut, and the constraint remembers any."""
-        self.reach = self.constraint.first_reach()
+        self.reach = self.own.first_reach()
         if type(self.constraint).initial_state is not Constraint.initial_state:  # else no process needs it whole
             state = self.constraint.initial_state(widened(whole(self.parameter))[None], self.norm)
             self.state = {key: value[0].clone() for key, value in state.items()}

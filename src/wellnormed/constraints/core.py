@@ -6,6 +6,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from wellnormed._finite import sizes
 from wellnormed.constraints.base import State, held
 from wellnormed.constraints.constrained import Constrained
 from wellnormed.constraints.steps import Bounds
+from wellnormed.matrix._checks import known_to_hold
 from wellnormed.norms.base import widened
 from wellnormed.parallel import Job, Placement
 from wellnormed.parallel.layout import local, local_parts
@@ -32,18 +34,18 @@ def bound(constrained: Sequence[Constrained]) -> dict[str, float]:
 def check(constrained: Sequence[Constrained], steps: Bounds) -> None:
     """Refuse steps of these bounds after which a constraint could not hold; nothing is changed."""
     for c in constrained:
-        c.constraint.check(c.norm, steps[c.name], c.name)
+        c.own.check(c.norm, steps[c.name], c.name)
 
 
 def apply(moved: Sequence[Constrained], steps: Bounds, placement: Placement) -> None:
     """Have constraints act on weights that a step of these bounds has moved, but for those that may wait."""
-    seen = {c.name: c.constraint.seen_step(steps[c.name], c.parameter) for c in moved}
+    seen = {c.name: c.own.seen_step(steps[c.name], c.parameter) for c in moved}
     due = [c for c in moved if c.reach is None or not c.constraint.may_wait(c.reach, seen[c.name])]
     buckets = in_buckets(due, lambda c: c.parameter, lambda c: (c.constraint, c.norm, seen[c.name]))
-    act = lambda c, weights, state: c.constraint.apply(weights, c.norm, seen[c.name], state)  # noqa: E731
+    act = lambda c, weights, state: c.own.apply(weights, c.norm, seen[c.name], state)  # noqa: E731
     try:
         _write([members for _, members in buckets], act, placement)
-    except ValueError as error:
+    except (ValueError, torch.linalg.LinAlgError) as error:
         if ruined := [c.name for c in due if not local(c.parameter).isfinite().all()]:
             raise ValueError(
                 f"after the step {', '.join(ruined)} hold NaN or infinity, which no constraint can bound; load the "
@@ -67,7 +69,7 @@ def bring(constrained: Sequence[Constrained], placement: Placement, prove: bool)
 
     With `prove=False` it is the constraint's own function that brings them, and no proof follows.
     """
-    act = lambda c: c.constraint.project if prove else c.constraint.begin  # noqa: E731
+    act = lambda c: c.own.project if prove else c.own.begin  # noqa: E731
     _write([[c] for c in constrained], lambda c, weights, state: (act(c)(weights, c.norm), state), placement)
 
 
@@ -96,14 +98,17 @@ def _write(buckets: Sequence[list[Constrained]], action: Action, placement: Plac
         first = members[0]
 
         def function(weights: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-            constrained, state = action(first, widened(weights), dict(zip(first.state, values, strict=True)))
+            short = weights.dtype.itemsize < 4
+            # the proof of rounded weights finds what is not finite, by the only look at the device that it takes
+            with known_to_hold() if short and first.constraint.bound is not None else nullcontext():
+                constrained, state = action(first, widened(weights), dict(zip(first.state, values, strict=True)))
             if constrained.shape != weights.shape or state.keys() != first.state.keys():
                 raise ValueError(
                     f"{first.constraint!r} returned weights of shape {tuple(constrained.shape)} for "
                     f"{tuple(weights.shape)}, batch first, and the state {sorted(state)} for {sorted(first.state)}; "
                     "return both as they were given"
                 )
-            if weights.dtype.itemsize < 4:
+            if short:
                 constrained = _rounded(first, constrained, state, weights.dtype)
             return constrained, *(state[key] for key in first.state)
 
@@ -122,13 +127,13 @@ def _write(buckets: Sequence[list[Constrained]], action: Action, placement: Plac
 
 
 def _rounded(c: Constrained, weights: Tensor, states: State, dtype: torch.dtype) -> Tensor:
-    """A batch in 16 bits that still keeps what was promised; equal promises are proved at once."""
+    """A batch in 16 bits that still keeps what was promised, by one proof."""
     states = states or c.constraint.initial_state(weights, c.norm)
-    bounds = [c.constraint.promised({key: value[i] for key, value in states.items()}) for i in range(len(weights))]
-    rounded = weights.to(dtype)
-    for promised in {each for each in bounds if each is not None}:
-        equal = [i for i, each in enumerate(bounds) if each == promised]
-        if len(equal) == len(weights):
-            return held(weights, c.norm, promised, dtype)
-        rounded[equal] = held(weights[equal], c.norm, promised, dtype)
-    return rounded
+    promised = [c.constraint.promised({key: value[i] for key, value in states.items()}) for i in range(len(weights))]
+    bounds = [math.inf if each is None else each for each in promised]
+    if min(bounds) == math.inf:
+        return weights.to(dtype)
+    if len(set(bounds)) == 1:
+        return held(weights, c.norm, bounds[0], dtype)
+    filled = [torch.full((), each, dtype=torch.float64, device=weights.device) for each in bounds]  # waits for no copy
+    return held(weights, c.norm, torch.stack(filled), dtype)

@@ -24,6 +24,7 @@ class WeightDecay(Cap):
     """
 
     uses_update_norm: ClassVar[bool] = True
+    undoes_steps: ClassVar[bool] = True
 
     @property
     def longest_step(self) -> float:

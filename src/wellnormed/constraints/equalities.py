@@ -14,7 +14,7 @@ from wellnormed._batching import in_batches
 from wellnormed._inputs import require_flags
 from wellnormed.constraints.base import SLACK, TARGET, Constraint, State, scaled
 from wellnormed.constraints.caps import Cap
-from wellnormed.matrix import stiefel_project
+from wellnormed.matrix import msign, overshoot, stiefel_project
 from wellnormed.matrix._symmetric import symmetric_product, times_symmetric
 from wellnormed.norms import Norm
 from wellnormed.proof.decimals import shown
@@ -60,7 +60,7 @@ class Orthogonal(Cap):
             )
 
     def _start(self, weights: Tensor, norm: Norm) -> Tensor:
-        size = self.cap * TARGET
+        size, _ = self._work(None)
         return norm.on_slices(weights, lambda slices, unit: stiefel_project(slices, size * unit, method="svd"))
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
@@ -73,6 +73,37 @@ def _newton_schulz_step(x: Tensor, size: float) -> Tensor:
         return _newton_schulz_step(x.mT, size).mT
     unit = x / size
     return times_symmetric(x, symmetric_product(unit.mT, unit), x, beta=1.5, alpha=-0.5)
+
+
+@dataclass(frozen=True)
+class Stiefel(Cap):
+    """All singular values move to `cap` after every step (LT section 3.1); those that are zero stay.
+
+    Promises `norm(weight) <= cap`: where the coefficient set overshoots, it aims below by as much. With J. You's
+    set, which LT follows, singular values end within 0.5% of the aim.
+
+    Args:
+        cap: In units of the weight's norm. Weights are brought there at once, exactly.
+        coefficients: Set of the registry for `msign`.
+        method: Method of `msign`.
+    """
+
+    tolerance: ClassVar[float] = 0.5  # some coefficient sets end there
+
+    coefficients: str = "you-6"
+    method: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        msign(torch.empty(0, 0, device="cpu"), self.coefficients, self.method)  # refuses what it does not know
+
+    def _start(self, weights: Tensor, norm: Norm) -> Tensor:
+        size, _ = self._work(None)
+        return norm.on_slices(weights, lambda slices, unit: stiefel_project(slices, size * unit, method="svd"))
+
+    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
+        aim = cap / overshoot(self.coefficients, self.method)
+        return stiefel_project(slices, aim, self.coefficients, self.method)
 
 
 _LARGEST_FACTOR = 1e30
@@ -105,7 +136,7 @@ class Sphere(Cap):
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
         proved = norm.bound_on_device(weights)
-        factors = (self.cap * TARGET / proved).clamp(max=_LARGEST_FACTOR)
+        factors = (self._work(None)[0] / proved).clamp(max=_LARGEST_FACTOR)
         return scaled(weights, factors, norm).to(weights.dtype)
 
 

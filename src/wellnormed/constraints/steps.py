@@ -58,8 +58,8 @@ def step_bounds(optimizer: torch.optim.Optimizer, constrained: Sequence[Constrai
     """The bound on each coming step; None where the optimizer knows no bound in the norm of the constraint.
 
     From a cap M, a step of norm `u` with a decay `d` leads to at most `(1 - d) M + u`: for a constraint that undoes
-    just one step it counts as one of `u - d M`, but never as none. An optimizer that no longer has a constrained
-    parameter is refused.
+    just one step it counts as one of `u - d M`, but never as none. A constraint that waits is given `u`, since a decay
+    takes less of a weight below M. An optimizer that no longer has a constrained parameter is refused.
     """
     owned = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     if lost := [c.name for c in constrained if c.parameter not in owned]:
@@ -75,7 +75,8 @@ def step_bounds(optimizer: torch.optim.Optimizer, constrained: Sequence[Constrai
     for c in constrained:
         a = known.get(cast(nn.Parameter, c.parameter))
         found[c.name] = step = bounds[a.name] if a and a.norm == c.norm else None
-        if a and step and c.constraint.uses_update_norm and c.constraint.bound is not None:
+        undone = c.constraint.uses_update_norm and c.own.first_reach() is None
+        if a and step and undone and c.constraint.bound is not None:
             found[c.name] = max(step - optimizer.decay(a.name) * c.constraint.bound, sys.float_info.min)
     return found
 

@@ -35,6 +35,13 @@ FARTHEST = 8.0
 """Largest bound on `|H|`: a norm of 1.9 caps at 768 columns. Beyond it float32 is not accurate enough."""
 _WIDEST = 0.25
 """Largest blur that is used: more saves no step."""
+_MARGIN = 1 + 2**-10
+"""For roundings of a bound on `|H|`."""
+
+
+def is_near(most: float) -> bool:
+    """Whether products are accurate for norms that are known to be at most so many caps, whatever the blur."""
+    return (most * (1 + _WIDEST / 3)) ** 2 * _MARGIN < FARTHEST
 
 
 def cap_by_products(
@@ -82,13 +89,12 @@ def _bound(gram: Tensor, known: float) -> tuple[Tensor, float]:
 
     Where no bound is known it is measured: `|H| <= |H^4|_F^(1/4)`, which is `n^(1/8)` times as large at most.
     """
-    margin = 1 + 2**-10  # for roundings
-    if known * margin < FARTHEST:
-        known = _few(max(1, known) * margin, math.ceil)  # FARTHEST is such a power
+    if known * _MARGIN < FARTHEST:
+        known = _few(max(1, known) * _MARGIN, math.ceil)  # FARTHEST is such a power
         return gram.new_full((*gram.shape[:-2], 1, 1), known), known
     squared = symmetric_product(gram, gram)
     fourth = symmetric_product(squared, squared)
-    return (torch.linalg.matrix_norm(fourth, keepdim=True) ** 0.25 * margin).clamp_min(1), FARTHEST
+    return (torch.linalg.matrix_norm(fourth, keepdim=True) ** 0.25 * _MARGIN).clamp_min(1), FARTHEST
 
 
 def _few(x: float, to: Callable[[float], int]) -> float:

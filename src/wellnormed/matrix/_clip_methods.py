@@ -12,13 +12,14 @@ which no way in float64 undercuts. The first of these ways that is accurate enou
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from wellnormed._devices import recording
-from wellnormed.matrix._cap_by_products import cap_by_products
-from wellnormed.matrix._checks import finite_scale
+from wellnormed.matrix._cap_by_products import cap_by_products, is_near
+from wellnormed.matrix._checks import fails, finite_scale, known_to_hold
 from wellnormed.matrix._spectral_function import Clip, zero_tolerance
 from wellnormed.matrix._symmetric import CALL, full_product, symmetric_product, times_symmetric
 
@@ -49,7 +50,8 @@ def clip(
     if w.shape[-2] < w.shape[-1]:
         return clip(w.mT, lower, upper, decay, method, raises, most, blur).mT.contiguous()
     work = w if w.dtype == torch.float64 else w.float()
-    scale = finite_scale(work, "w")
+    with known_to_hold() if method == "products" else nullcontext():  # whose result says it, too: NaN counts as far
+        scale = finite_scale(work, "w")
     work, size = work / scale, scale[..., 0, 0].double()
     low, high = lower / size, upper / size
     if method == "products":
@@ -82,7 +84,8 @@ def _by_products(
     shape = (..., None, None)
     in_caps = (work / high[shape].clamp_min(_TINY)).to(work.dtype)
     value, inside, far = cap_by_products(in_caps, decay, accuracy(work.dtype), most, blur)
-    if not recording(w.device) and bool(far.any()):
+    looks = not recording(w.device)
+    if fails(~far) if is_near(most) else looks and bool(far.any()):  # within `known_to_hold` a known norm is believed
         return None
     return torch.where((inside | (decay == 0))[shape], w, (value * upper[shape]).to(w.dtype))
 

@@ -91,8 +91,11 @@ class Norm(ABC):
         """A proved bound on `norm(weight)` as `upper_bound`, but on the weight's device; at most 1e-4 larger there."""
         return self.upper_bound(weight)
 
-    def within(self, weight: Tensor, bound: float) -> Tensor:
-        """Whether `norm(weight) <= bound` is proved, `(*batch,)`; where it can be, without computing the norm."""
+    def within(self, weight: Tensor, bound: float | Tensor) -> Tensor:
+        """Whether `norm(weight) <= bound` is proved, `(*batch,)`; where it can be, without computing the norm.
+
+        The bound is a number, or float64 of the batch shape on the weight's device.
+        """
         return self.upper_bound(weight) <= bound
 
     def blocks(self, weight: Tensor) -> list[tuple[Tensor, float]]:

@@ -110,9 +110,12 @@ class MatrixNorm(Norm):
 
         return self._measure(weight.detach(), bound) * (1 + 2.0**-50)  # roundings of the unit, quotient and product
 
-    def within(self, weight: Tensor, bound: float) -> Tensor:
+    def within(self, weight: Tensor, bound: float | Tensor) -> Tensor:
         def proved(x: Tensor, unit: float) -> Tensor:
-            return spectral_norm_within(x, bound * unit * (1 - 2.0**-51))  # roundings of the unit and both products
+            upper = bound * unit * (1 - 2.0**-51)  # roundings of the unit and both products
+            if isinstance(upper, Tensor):
+                upper = upper.reshape(upper.shape + (1,) * (x.ndim - 2 - upper.ndim))
+            return spectral_norm_within(x, upper)
 
         return self._measure(weight.detach(), proved).all(-1)
 

@@ -65,7 +65,7 @@ class TrainConfig:
     """The constraint that keeps the matrices of a `gpt` below their caps after every step. A `gpt` is what the presets
     caps and paper and the variant lipschitz train; other models have none."""
     every: int = 1
-    """Steps from one projection of a hard cap or a spectral normalization to the next; caps hold in between."""
+    """Steps from one application of a cap to the next; caps hold in between."""
     steps: int = 2000
     """Optimizer steps."""
     batch: int = 12
@@ -147,8 +147,6 @@ class TrainConfig:
         names = (*get_args(ConstraintName), "none")
         yield "constraint", self.constraint in names, f"be one of {', '.join(names)}"
         yield from self._of_architectures()
-        must = "be 1 for the soft cap, which acts after every step"
-        yield "every", self.every == 1 or self.constraint != "soft-cap", must
         yield "micro_batch", self.micro_batch is None or self.micro_batch <= self.batch, "be at most the batch"
         least = self.model.length + 1
         enough = self.validation_tokens is None or self.validation_tokens >= least

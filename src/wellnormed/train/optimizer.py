@@ -49,9 +49,9 @@ def weight_constraints(model: Model, config: TrainConfig) -> dict[str, Constrain
         return own | {"head.weight": constraints.HardCap(config.head_cap)}
     assert isinstance(model, GPT)
     assert config.constraint != "none"
-    constraint, waits = CONSTRAINTS[config.constraint], {"every": config.every} if config.every > 1 else {}
+    constraint = CONSTRAINTS[config.constraint]
     roles = {name: role for name, role in weight_roles(model).items() if name not in own}
-    return own | {name: constraint(getattr(config.caps, role), **waits) for name, role in roles.items()}
+    return own | {name: constraint(getattr(config.caps, role), every=config.every) for name, role in roles.items()}
 
 
 def rate_factors(model: Model, config: TrainConfig) -> dict[str, float]:
