@@ -127,6 +127,25 @@ def frontier() -> Lines:
     )  # fmt: skip
 
 
+def without_schedule() -> Lines:
+    """The main job with an end and without one."""
+    content = load("without-schedule.json")
+    yield from ("## The main job without an end", "", *origin("without-schedule.json", content))
+    arms = list(dict.fromkeys(row["arm"] for row in content["rows"]))
+    yield from table(
+        " | ".join(["step", *(f"{arm}: loss | proved" for arm in arms)]),
+        [
+            (step, *(text for row in rows for text in (f"{row['validation_loss']:.4f}", proved(row))))
+            for (step,), rows in grouped(content["rows"], "step").items()
+        ],
+    )
+
+
+def proved(row: Mapping[str, Any]) -> str:
+    """The constant of a row, rounded up."""
+    return shown(10 ** row["log10_lipschitz"], ".3f")
+
+
 def public_curves() -> Lines:
     """Three optimizers on a public model."""
     content = load(CURVES)
@@ -140,8 +159,8 @@ def public_curves() -> Lines:
     yield from table(
         "optimizer | rate | validation loss at the end",
         [
-            (name, f"{rate:g}", span((row["curve"][-1][1] for row in rows), ".3f"))
-            for (name, rate), rows in grouped(content["rows"], "optimizer", "rate").items()
+            (name, f"{rows[0]['rate']:g}", span((row["curve"][-1][1] for row in rows), ".3f"))
+            for name, rows in curves(content["rows"]).items()
         ],
     )
 
@@ -150,10 +169,12 @@ def public_defaults() -> Lines:
     """The defaults of Scion and Muon on other people's models, of which each has run in every arm."""
     content = load(DEFAULTS)
     models = [each for each in MODELS if not any(missing(content["rows"], content["seed"], each))]
-    best = {arm: [min(means(content["rows"], each, arm).values()) for each in models] for arm in ARMS}
+    shown_arms = [name for name, arm in ARMS.items() if not arm.once]
+    best = {arm: [min(means(content["rows"], each, arm).values()) for each in models] for arm in shown_arms}
     yield from ("## Defaults on public models", "", *origin(DEFAULTS, content))
     yield f"{len(models)} models of `transformers`, random weights, {content['steps']} steps: the loss of 20 further"
-    yield from ("batches, at the best rate of three or more for AdamW and torch's Muon, at 0.02 for ours.", "")
+    yield "batches, at the best rate of three or more for AdamW and torch's Muon, at 0.02 for ours. The file also"
+    yield from ("has `BoundedAdam`.", "")
     ahead = (sum(own <= peer for own, peer in zip(losses, best[PEERS[0]], strict=True)) for losses in best.values())
     yield from table(
         " | ".join(["arm", *models, "at most AdamW's"]),
@@ -446,7 +467,17 @@ def readme(text: str) -> str:
 
 def page() -> str:
     """The whole page."""
-    parts = (public_curves(), public_defaults(), frontier(), steps(), matrix(), gpu(), attacks(), harnesses())
+    parts = (
+        public_curves(),
+        public_defaults(),
+        frontier(),
+        without_schedule(),
+        steps(),
+        matrix(),
+        gpu(),
+        attacks(),
+        harnesses(),
+    )
     return "\n".join([HEAD, "", *(line for part in parts for line in part)]).rstrip() + "\n"
 
 
