@@ -146,6 +146,19 @@ def proved(row: Mapping[str, Any]) -> str:
     return shown(10 ** row["log10_lipschitz"], ".3f")
 
 
+def lora() -> Lines:
+    """Adapters of low rank, each arm at its best rate."""
+    content = load("lora.json")
+    yield from ("## Adapters", "", *origin("lora.json", content))
+    best = {}
+    for (arm, _), rows in grouped(content["rows"], "arm", "rate").items():
+        best[arm] = min(best.get(arm, rows), rows, key=lambda each: fmean(row["loss"] for row in each))
+    yield from table(
+        "moved by | best rate | loss",
+        [(arm, f"{rows[0]['rate']:g}", span((row["loss"] for row in rows), ".3f")) for arm, rows in best.items()],
+    )
+
+
 def public_curves() -> Lines:
     """Three optimizers on a public model."""
     content = load(CURVES)
@@ -472,6 +485,7 @@ def page() -> str:
         public_defaults(),
         frontier(),
         without_schedule(),
+        lora(),
         steps(),
         matrix(),
         gpu(),
