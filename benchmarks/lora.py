@@ -9,7 +9,6 @@ loss of 20 further batches.
 """
 
 import copy
-import math
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -18,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 import wellnormed as wn
-from benchmarks.public_defaults import Case, Data, cases, chain
+from benchmarks.public_defaults import cases, chain, fit
 from papers.header import header, stored_rows, write_result
 
 OUTPUT = Path("results/lora.json")
-RANK, STEPS, BEFORE, LAST, SEEDS, MOST = 4, 300, 1000, 20, (0, 1, 2), 7
+RANK, STEPS, BEFORE, SEEDS, MOST = 4, 300, 1000, (0, 1, 2), 7
 Optimizers = Callable[[nn.Module, float], torch.optim.Optimizer]
 
 
@@ -59,27 +58,6 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def fit(model: nn.Module, case: Case, data: Data, optimizer: torch.optim.Optimizer, steps: int, seed: int) -> float:
-    """The mean loss of the last batches, after so many steps at a rate that falls to zero."""
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    draws = torch.Generator().manual_seed(seed)
-
-    def loss() -> Tensor:
-        chosen = torch.randint(len(data["labels"]), (case.batch,), generator=draws)
-        return case.loss(model, {name: values[chosen] for name, values in data.items()})
-
-    for _ in range(steps):
-        value = loss()
-        if not math.isfinite(value.item()):
-            return math.inf
-        value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-    with torch.no_grad():
-        return fmean(loss().item() for _ in range(LAST))
-
-
 def adapted(base: nn.Module, seed: int) -> nn.Module:
     """A copy whose hidden matrices have adapters, and whose other weights are frozen."""
     torch.manual_seed(seed)
@@ -99,7 +77,7 @@ def main() -> None:
     first, second = (chain(torch.Generator().manual_seed(seed)) for seed in (1234, 4321))
     torch.manual_seed(0)
     base = case.model()
-    before = fit(base, case, first, torch.optim.AdamW(base.parameters(), lr=0.01), BEFORE, 0)
+    before = fit(base, case, first, [torch.optim.AdamW(base.parameters(), lr=0.01)], BEFORE, 0)
     print(f"before: {before:.3f}", flush=True)
     for name, (make, own) in ARMS.items():
         tried = sorted({*own, *(row["rate"] for row in rows if row["arm"] == name)})
@@ -107,7 +85,7 @@ def main() -> None:
             for rate, seed in ((rate, seed) for rate in tried for seed in SEEDS):
                 if not any((row["arm"], row["rate"], row["seed"]) == (name, rate, seed) for row in rows):
                     model = adapted(base, seed)
-                    loss = fit(model, case, second, make(model, rate), STEPS, seed)
+                    loss = fit(model, case, second, [make(model, rate)], STEPS, seed)
                     rows.append({"arm": name, "rate": rate, "seed": seed, "loss": round(loss, 6)})
                     write_result(OUTPUT, {**about, "steps": STEPS, "rank": RANK, "before": before, "rows": rows})
             means = {rate: fmean(r["loss"] for r in rows if (r["arm"], r["rate"]) == (name, rate)) for rate in tried}

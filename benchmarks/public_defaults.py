@@ -203,8 +203,15 @@ def train(case: Case, arm: Arm, rate: float, seed: int) -> float:
     data = case.data(torch.Generator().manual_seed(DATA_SEED))
     torch.manual_seed(seed)
     model = case.model().train()
-    optimizers = arm.make(model, rate)
-    factor = (lambda step: 1 - step / STEPS) if arm.falls else (lambda step: 1.0)
+    return fit(model, case, data, arm.make(model, rate), STEPS, seed, arm.falls)
+
+
+def fit(
+    model: nn.Module, case: Case, data: Data, optimizers: list[torch.optim.Optimizer], steps: int, seed: int,
+    falls: bool = True,
+) -> float:  # fmt: skip
+    """The mean loss of `LAST` further batches after so many steps; infinity where it leaves the numbers."""
+    factor = (lambda step: 1 - step / steps) if falls else (lambda step: 1.0)
     schedules = [torch.optim.lr_scheduler.LambdaLR(each, factor) for each in optimizers]
     draws = torch.Generator().manual_seed(seed)
 
@@ -212,7 +219,7 @@ def train(case: Case, arm: Arm, rate: float, seed: int) -> float:
         chosen = torch.randint(len(next(iter(data.values()))), (case.batch,), generator=draws)
         return case.loss(model, {name: values[chosen] for name, values in data.items()})
 
-    for _ in range(STEPS):
+    for _ in range(steps):
         loss = batch_loss()
         if not math.isfinite(loss.item()):
             return math.inf

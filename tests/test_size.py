@@ -11,12 +11,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 AT_MOST = {
-    "benchmarks": 2275,
+    "benchmarks": 2262,
     "campaigns": 2256,
     "papers": 5688,
     "src/wellnormed": 635,
     "certificates": 3254,
-    "constraints": 1102,
+    "constraints": 1100,
     "data": 608,
     "matrix": 1288,
     "models": 666,
@@ -28,7 +28,7 @@ AT_MOST = {
     "program": 1175,
     "proof": 1789,
     "routing": 863,
-    "train": 1929,
+    "train": 1928,
     "tests": 23101,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""

@@ -20,8 +20,16 @@ from wellnormed.norms import Norm
 from wellnormed.proof.decimals import shown
 
 
+class _AllAtCap(Cap):
+    """Constraints that hold every singular value at the cap, to which they bring weights exactly."""
+
+    def _start(self, weights: Tensor, norm: Norm) -> Tensor:
+        size, _ = self._work(None)
+        return norm.on_slices(weights, lambda slices, unit: stiefel_project(slices, size * unit, method="svd"))
+
+
 @dataclass(frozen=True)
-class Orthogonal(Cap):
+class Orthogonal(_AllAtCap):
     """All singular values stay near `cap`, by one Newton-Schulz step `s -> s (3 - s^2) / 2` after every step.
 
     Measured in caps, that step maps all of [0, 2] into [0, 1], so it promises `norm(weight) <= cap`; a step of the
@@ -59,10 +67,6 @@ class Orthogonal(Cap):
                 "norm that it holds, so one Newton-Schulz step may not bring the weight back; lower lr, or use Stiefel"
             )
 
-    def _start(self, weights: Tensor, norm: Norm) -> Tensor:
-        size, _ = self._work(None)
-        return norm.on_slices(weights, lambda slices, unit: stiefel_project(slices, size * unit, method="svd"))
-
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         return in_batches(partial(_newton_schulz_step, size=cap), slices)
 
@@ -76,7 +80,7 @@ def _newton_schulz_step(x: Tensor, size: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Stiefel(Cap):
+class Stiefel(_AllAtCap):
     """All singular values move to `cap` after every step (LT section 3.1); those that are zero stay.
 
     Promises `norm(weight) <= cap`: where the coefficient set overshoots, it aims below by as much. With J. You's
@@ -96,10 +100,6 @@ class Stiefel(Cap):
     def __post_init__(self) -> None:
         super().__post_init__()
         msign(torch.empty(0, 0, device="cpu"), self.coefficients, self.method)  # refuses what it does not know
-
-    def _start(self, weights: Tensor, norm: Norm) -> Tensor:
-        size, _ = self._work(None)
-        return norm.on_slices(weights, lambda slices, unit: stiefel_project(slices, size * unit, method="svd"))
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         aim = cap / overshoot(self.coefficients, self.method)

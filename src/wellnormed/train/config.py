@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
-from wellnormed._ranges import NOT_NEGATIVE, PART, POSITIVE, SHARE, Range
+from wellnormed._ranges import KEPT, NOT_NEGATIVE, PART, POSITIVE, SHARE, Range
 from wellnormed.models.config import GPTConfig, ModelConfig, PotentialConfig
 
 ConstraintName = Literal["soft-cap", "hard-cap", "spectral-normalize"]
@@ -227,13 +227,12 @@ MOMENTUM_STEPS = 300
 """Steps until the momentum has risen, as in the speedrun."""
 LARGEST = 2**31
 """Sizes, counts and intervals are below it."""
-FRACTION = Range(lambda x: 0 <= x < 1, "lie in [0, 1): it is the fraction kept")
 SEED = Range(lambda x: 0 <= x < 2**60, "lie in [0, 2**60)")
 RANGES: dict[str, Range] = {
     "seed": SEED,
     **dict.fromkeys(("attack_steps", "sample_tokens", "weight_decay"), NOT_NEGATIVE),
     **dict.fromkeys(("embedding_rate", "bias_rate", "head_rate"), NOT_NEGATIVE),
-    **dict.fromkeys(("momentum", "momentum_start", "adamw_average"), FRACTION),
+    **dict.fromkeys(("momentum", "momentum_start", "adamw_average"), KEPT),
     "cooldown": PART,
     **dict.fromkeys(("model.attention_blocks", "model.attention_logit"), NOT_NEGATIVE),
     **dict.fromkeys(("model.residual_strength", "model.token_share", "model.attention_share"), SHARE),
