@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1789,
     "routing": 863,
     "train": 1928,
-    "tests": 23101,
+    "tests": 23100,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -27,18 +27,25 @@ def norms_below(stack: np.ndarray, bound: float) -> bool:
         stack: k matrices, `(k, m, n)`, of finite entries.
         bound: The number in question.
     """
-    w = stack if stack.shape[1] >= stack.shape[2] else stack.swapaxes(1, 2)
-    largest = largest_entry(w)
+    largest = largest_entry(stack)
     if not largest or not bound:
         return not largest
-    scale = 2.0 ** math.frexp(largest)[1]
-    w, target = w / scale, bound / scale
+    w, scale = _scaled(stack, largest)
     m, n = w.shape[1:]
-    if target > math.sqrt(m * n) * (1 + 1e-6):  # no entry exceeds 1
-        return True
-    gram = w.swapaxes(1, 2) @ w
-    diagonal = np.diagonal(gram, axis1=1, axis2=2)
-    c = shift(target, m, n, diagonal.sum(1), diagonal.max(1))
+    # no entry exceeds 1
+    return bound / scale > math.sqrt(m * n) * (1 + 1e-6) or _completes(w.swapaxes(1, 2) @ w, bound / scale, m)
+
+
+def _scaled(stack: np.ndarray, largest: float) -> tuple[np.ndarray, float]:
+    """The matrices, or their transposes, with at least as many rows as columns and entries below 1; and their unit."""
+    scale = 2.0 ** math.frexp(largest)[1]
+    return (stack if stack.shape[1] >= stack.shape[2] else stack.swapaxes(1, 2)) / scale, scale
+
+
+def _completes(gram: np.ndarray, bound: float, m: int) -> bool:
+    """Whether the factorisation of `norms_below` completes for the Gram matrices of matrices with m rows."""
+    n, diagonal = gram.shape[-1], np.diagonal(gram, axis1=1, axis2=2)
+    c = shift(bound, m, n, diagonal.sum(1), diagonal.max(1))
     try:
         factor = np.linalg.cholesky(c[:, None, None] * np.eye(n) - gram)
     except np.linalg.LinAlgError:
@@ -85,10 +92,10 @@ def proved_norm(stack: np.ndarray) -> float:
     if not largest:
         return 0.0
     require(math.isfinite(largest), "it has entries that are not finite, which have no norm")
-    scale = 2.0 ** math.frexp(largest)[1]
-    w = (stack if stack.shape[1] >= stack.shape[2] else stack.swapaxes(1, 2)) / scale
-    norm, margin = math.sqrt(max(float(np.linalg.eigvalsh(w.swapaxes(1, 2) @ w)[:, -1].max()), 0.25)), 1e-10
-    while not norms_below(w, norm * (1 + margin)):
+    w, scale = _scaled(stack, largest)
+    gram = w.swapaxes(1, 2) @ w
+    norm, margin = math.sqrt(max(float(np.linalg.eigvalsh(gram)[:, -1].max()), 0.25)), 1e-10
+    while not _completes(gram, norm * (1 + margin), w.shape[1]):
         margin *= 4
         require(margin <= 1, "its largest singular value could not be proved")
     return math.nextafter(norm * (1 + margin) * scale, math.inf)
