@@ -1,12 +1,12 @@
-"""What this project would measure first on a CUDA device, which it has not met yet, in one command.
+"""What a step and its constraints cost on a CUDA device, against the peers, in one command.
 
     python -m benchmarks.first_on_gpu --output results/first_on_gpu.json
 
 For each of our optimizers and the peers of `benchmarks.optimizer_step`, on the same 72 hidden matrices of GPT-2 small
 and then on 24 matrices of a 7B model (4096 x 4096, one row of blocks): the seconds of a step, the memory that a step
-takes beside weights, gradients and state, and how often it waits for the device. Then whether a CUDA graph can record
-the step, and what caps on bfloat16 weights cost. A measurement that fails is stored with its error, and the next one
-runs. `make test-gpu` and `make bench-gpu` come before it.
+takes beside weights, gradients and state, and how often it waits for the device; for caps that wait, over the eight
+steps of which one projects. Then whether a CUDA graph can record the step. A measurement that fails is stored with its
+error, and the next one runs.
 """
 
 import argparse
@@ -18,15 +18,40 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import wellnormed as wn
 from benchmarks.matrix.gpu import eager_seconds
 from benchmarks.optimizer_step import BLOCKS, TIMED, hidden_matrices, ours
 from papers.header import header, write_result
+from papers.published_matrix import gram
+from wellnormed.constraints import SpectralNormalize
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 LARGE = [(4096, 4096)]
+EVERY = 8
+
+
+class BatchedGram(torch.optim.Optimizer):
+    """Muon with the published iteration on Gram matrices, in bfloat16, on all matrices of a shape at once."""
+
+    def __init__(self, params: Any, lr: float = 0.02, momentum: float = 0.95) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self) -> None:  # pyrefly: ignore
+        """One Nesterov step."""
+        shapes: dict[torch.Size, list[Tensor]] = {}
+        group = self.param_groups[0]
+        for parameter in group["params"]:
+            shapes.setdefault(parameter.shape, []).append(parameter)
+        for (m, n), weights in shapes.items():
+            buffers = [self.state[each].setdefault("buffer", torch.zeros_like(each)) for each in weights]
+            gradients = [each.grad for each in weights]
+            torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
+            moved = torch.stack(torch._foreach_lerp(gradients, buffers, group["momentum"]))
+            signs = gram(moved.bfloat16(), "jordan-5").to(moved.dtype)
+            torch._foreach_add_(weights, list(signs.unbind()), alpha=-group["lr"] * max(1, m / n) ** 0.5)
 
 
 def with_cap(cap: wn.constraints.Constraint, model: nn.Module) -> torch.optim.Optimizer:
@@ -38,9 +63,19 @@ def with_cap(cap: wn.constraints.Constraint, model: nn.Module) -> torch.optim.Op
 
 OPTIMIZERS: dict[str, Make] = {
     **TIMED,
+    "published Gram iteration, batched": lambda model: BatchedGram(model.parameters()),
     "ours with a soft cap": partial(with_cap, wn.SoftCap(1.0)),
-    "ours with a spectral normalization": partial(with_cap, wn.constraints.SpectralNormalize(1.0)),
+    "ours with a spectral normalization": partial(with_cap, SpectralNormalize(1.0)),
 }
+WAITING: dict[str, Make] = {
+    f"ours with a {name}, every {EVERY}": partial(with_cap, cap)
+    for name, cap in {
+        "hard cap": wn.HardCap(1.0, every=EVERY),
+        "soft cap": wn.SoftCap(1.0, every=EVERY),
+        "spectral normalization": SpectralNormalize(1.0, every=EVERY),
+    }.items()
+}
+"""Caps that act at one step of so many."""
 
 
 def seconds(step: Callable[[], Any], rounds: int = 10) -> float:
@@ -86,11 +121,16 @@ def records(step: Callable[[], Any]) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def measured(make: Make, model: nn.Module) -> dict[str, Any]:
+def measured(make: Make, model: nn.Module, every: int = 1) -> dict[str, Any]:
     """Everything about one optimizer on one model, in the order that leaves the device usable for the next."""
     try:
         step = make(model).step
-        found = {"seconds": seconds(step), "peak_bytes": peak_bytes(step), "waits": waits(step)}
+
+        def cycle() -> None:
+            for _ in range(every):
+                step()
+
+        found = {"seconds": seconds(cycle) / every, "peak_bytes": peak_bytes(cycle), "waits": waits(cycle) / every}
         return found | {"graph": records(step)}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
@@ -103,7 +143,6 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this machine has no CUDA device, which all of it needs")
-    torch.set_default_device("cuda")
     models: dict[str, Callable[[], nn.Module]] = {
         "GPT-2 small": lambda: hidden_matrices(BLOCKS),
         "GPT-2 small, bfloat16 weights": lambda: hidden_matrices(BLOCKS, torch.bfloat16),
@@ -112,9 +151,12 @@ def main() -> None:
     }
     rows = []
     for name, model in models.items():
-        for optimizer, make in OPTIMIZERS.items():
+        for optimizer, make in {**OPTIMIZERS, **WAITING}.items():
             torch.cuda.empty_cache()
-            rows.append({"model": name, "optimizer": optimizer, **measured(make, model())})
+            with torch.device("cuda"):
+                own = model()
+            found = measured(make, own, EVERY if optimizer in WAITING else 1)
+            rows.append({"model": name, "optimizer": optimizer, **found})
             print(rows[-1], flush=True)
             command = f"python -m benchmarks.first_on_gpu --output {options.output}"
             write_result(options.output, {**header(command, 0, "cuda"), "rows": rows})
