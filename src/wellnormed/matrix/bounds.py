@@ -70,6 +70,7 @@ def _within(w: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
     target = bound / scale
     m, n = wide.shape[-2:]
     gram = full_product(wide.mT, wide)
+    del wide  # the memory of large matrices, here and below
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     frobenius = diagonal.sum(-1)
     c = shift(target, m, n, frobenius, diagonal.amax(-1))
@@ -101,6 +102,7 @@ def proved_bound(w: Matrices) -> Tensor:
     tall, scale = tall_and_scaled(w, working_dtype(w))
     size, power = _high_power(tall)
     bound = torch.where(power.diagonal(dim1=-2, dim2=-1).amax(-1) > 0, size * scale, 0) * (1 + ABOVE / 3)
+    del tall, power
     with known_to_hold():  # it was looked at whether the entries are finite
         proved, frobenius = _within(w, bound)
     return torch.where(proved, bound, frobenius)
