@@ -127,9 +127,10 @@ def logits_of(walk: Walk) -> list[Logits]:
     found: list[Logits] = []
     for node, value in walk.values.items():
         if isinstance(value, Value) and "scaled_dot" in name_of(node.target):
-            scale = float(walk.ledger.proof.rows[value.name].constants["scale"])
-            largest = list(map(float_up, walk.ledger.largest_logits(value)))
-            found.append(Logits(node.args[0].name, node.args[1].name, scale, largest))  # type: ignore[union-attr]
+            rows, (q, k) = walk.ledger.proof.inferences, node.args[:2]
+            rows = rows[rows.index(value.terms[0].base.inference) :: -1]  # it may be bounded in another way, too
+            row = next(row for row in rows if row.logits is not None)
+            found.append(Logits(q.name, k.name, float(row.constants["scale"]), list(map(float_up, row.logits))))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Patterns of maxima by comparisons, positive parts, centring, Euclidean pools, tanhshrink and mixtures.
+"""Patterns of maxima by comparisons, positive parts, centring, Euclidean norms and pools, tanhshrink and mixtures.
 
 `max(x, 0)` and `max(-x, 0)` are the larger and, up to the sign, the lesser of x and 0. So where a model has both, they
 are bounded as such: together they are a contraction, and one by one they would cost the root of 2.
@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import fx
 
-from wellnormed.certificates import moves
+from wellnormed.certificates import matching, moves
 from wellnormed.certificates.ledger import Ledger
-from wellnormed.certificates.matching import SQUARE, Anything, Found, Number, Op, X, match, op
+from wellnormed.certificates.matching import SQUARE, Anything, Found, Number, Op, X, match, op, square
 from wellnormed.certificates.operations.activation import apply
 from wellnormed.certificates.operations.elementwise import add, multiply
-from wellnormed.certificates.operations.normalization import centre, euclidean_norm
-from wellnormed.certificates.operations.selection import larger, settings_of, windows
+from wellnormed.certificates.operations.normalization import centre, euclidean_norm, smooth_norm
+from wellnormed.certificates.operations.selection import larger, paired, settings_of, windows
 from wellnormed.certificates.patterns import Lowering
 from wellnormed.proof.value import Value
 
@@ -53,6 +53,26 @@ def _pool(axes: int, ledger: Ledger, f: Mapping[str, Any]) -> Value:
     return euclidean_norm(ledger, entries, dim=-1)
 
 
+_OVER = Anything("dims")
+_SQUARES = (
+    op("sum.dim_IntList", SQUARE, _OVER, rest="keepdim"),
+    op("mean.dim", SQUARE, _OVER, rest="keepdim of a mean"),
+    matching.add(SQUARE, square(Y)),
+)
+_FLOORED = (matching.add(_SQUARES, Number("eps")), _SQUARES)
+_LENGTH = (op("sqrt.default", _FLOORED), op("pow.Tensor_Scalar", _FLOORED, 0.5))
+"""`sqrt(|x|^2 + eps)`, over some axes of x or of x and y, perhaps with the mean square in the place of `|x|^2`."""
+
+
+def _length(ledger: Ledger, f: Mapping[str, Any]) -> Value:
+    eps = f.get("eps", 0.0)
+    if "y" in f:
+        return smooth_norm(ledger, paired(ledger, f["x"], f["y"]), -1, False, eps)
+    mean = "keepdim of a mean" in f
+    keepdim = bool([*f["keepdim of a mean" if mean else "keepdim"], False][0])
+    return smooth_norm(ledger, f["x"], f["dims"], keepdim, eps, mean=mean)
+
+
 _GATE = op("sigmoid.default", X)
 _FIRST, _SECOND = Anything("first"), Anything("second")
 _DIFFERENCE = op("mul.Tensor", op("sub.Tensor", _FIRST, _SECOND), _GATE, either_order=True)
@@ -82,6 +102,7 @@ CONTRACTIONS: list[tuple[Any, Lowering]] = [
     ),
     (op("sub.Tensor", X, op("tanh.default", X)), lambda ledger, f: apply(ledger, "tanhshrink", f["x"])),
     *((_lp_pool(axes), partial(_pool, axes)) for axes in (1, 2, 3)),
+    (_LENGTH, _length),
     (_MIXTURE, _mixture),
     ((op("rsub.Scalar", _GATE, 1), op("sub.Tensor", 1, _GATE)), _complement),
 ]

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellnormed.certificates.axes import parts_of_outputs
+from wellnormed.certificates.axes import inner_axes, parts_of_outputs
 from wellnormed.certificates.stored import raw_tensor
 from wellnormed.program.domain import STORED, Domain
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.proof import Bounds, CheckError, Claim, Promise, Proof, Row
 from wellnormed.proof.gather import gather
-from wellnormed.proof.value import LARGE, Base, Value
+from wellnormed.proof.value import LARGE, Value
 
 Reads = Sequence[tuple[Value, Iterable[int]]]
 
@@ -130,17 +130,24 @@ class Ledger:
         """Add the row of a move to the proof and return its result; see `certificates.moves`."""
         return self._add(self.unique_name(), operation, inputs, shape, constants)
 
+    def least(self, *values: Value) -> Value:
+        """One tensor that was bounded in several ways, with the smallest of its bounds."""
+        axes = tuple(sorted({axis for value in values for axis in inner_axes(value)}))
+        known = [self.bounds(value, axes) for value in values]
+        for value, own in zip(values, known, strict=True):
+            if all(bool((a <= b).all()) for other in known for a, b in zip(own, other, strict=True)):
+                return value
+        return self.derive("either", [(value, axes) for value in values], shape=values[0].shape)
+
     def bounds(self, x: Value, axes: Iterable[int]) -> Bounds:
         """Bounds of the groups of a value along some axes."""
         own = tuple(sorted({axis % len(x.shape) for axis in axes}))
         self.divide(x, own)
         return gather(x, own)
 
-    def largest_logits(self, attention: Value) -> Sequence[Decimal]:
-        """For every head of the result of an attention, a bound on the absolute value of its logits."""
-        base = attention.terms[0].base
-        assert isinstance(base, Base)  # the result of a row that computes
-        return tuple(base.inference.logits)
+    def largest_logits(self) -> Sequence[Decimal]:
+        """For every head of the latest attention, a bound on the absolute value of its logits."""
+        return next(tuple(row.logits) for row in reversed(self.proof.inferences) if row.logits is not None)
 
     def divide(self, x: Value, axes: tuple[int, ...]) -> None:
         """Bound the parts of linear maps' outputs that the groups of a value along some axes lie in."""

@@ -62,8 +62,13 @@ def add(a: Any, b: Any) -> Op:
     return op("add.Tensor add.Scalar", a, b, either_order=True)
 
 
+def square(x: Any) -> tuple[Op, ...]:
+    """`x^2`."""
+    return op("square.default", x), op("pow.Tensor_Scalar", x, 2), mul(x, x)
+
+
 X = Anything("x")
-SQUARE = (op("square.default", X), op("pow.Tensor_Scalar", X, 2), mul(X, X))
+SQUARE = square(X)
 
 
 def repeats(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:

@@ -222,7 +222,7 @@ def spelled_attention(ledger: Ledger, found: Found) -> Value:
     if not sum(_largest(ledger, constant) * abs(factor) for constant, factor in found["added"]) <= most:
         raise ledger.refuse("what is added to its logits may be as low as what masks them; mask with -inf")
     result = attend(ledger, found["q"], k, found["v"], found["scale"])
-    if max(ledger.largest_logits(result)) > most:
+    if max(ledger.largest_logits()) > most:
         raise ledger.refuse("its logits may be as large as what masks them; mask with -inf, or bound queries and keys")
     return result
 

@@ -16,6 +16,8 @@ from wellnormed.certificates.operations.linear import margin
 from wellnormed.certificates.operations.source import embedding, source
 from wellnormed.certificates.patterns import PATTERNS, attention_of, spelled_attention
 from wellnormed.certificates.rounding import rounded, rounds
+from wellnormed.certificates.softmaxes import SOFTMAXES
+from wellnormed.program.dependence import reached
 from wellnormed.program.domain import Domain, default_axes
 from wellnormed.program.errors import DRAWS, UncertifiableError, refusing
 from wellnormed.program.interpreter import Interpreter, compute, draws, is_stored
@@ -67,7 +69,7 @@ class Walk(Interpreter):
                 with refusing(self._unforeseen):
                     self.interpret([node], self.values)
             except UncertifiableError as error:
-                raise UncertifiableError(f"{error}{self._coverage(nodes)}") from error.__cause__
+                raise UncertifiableError(f"{error}{self._alone(node)}{self._coverage(nodes)}") from error.__cause__
             progress(number, len(nodes))
         result = self.values.get(self.program.result)
         self.ledger.where = self.ledger.name = "output"
@@ -96,6 +98,15 @@ class Walk(Interpreter):
                 return f". {place(node)} makes floats of its integers, and is no lookup of rows, as nn.Embedding is"
         return ""
 
+    def _alone(self, node: fx.Node) -> str:
+        """Words about an operation on one of several inputs of floats, such as a mask; empty for any other."""
+        floats = {each for each in self.dependent if each.op == "placeholder"}
+        read = reached(node, lambda each: each.all_input_nodes) & floats
+        if len(floats) == 1 or len(read) != 1:
+            return ""
+        name = self.program.inputs[next(iter(read)).name][0]
+        return f". Floats of every input are variables: if the input {name} is a mask, pass booleans or integers"
+
     def _coverage(self, nodes: Iterable[fx.Node]) -> str:
         """Words that say how many of the operations that depend on the input have a bound; empty if all have."""
         bounded = self.patterns.keys() | self.depends.lookups
@@ -116,14 +127,20 @@ class Walk(Interpreter):
         attention = attention_of(node, lambda each: isinstance(each, fx.Node) and each in self.dependent)
         if attention is not None:
             return spelled_attention, attention
-        for pattern, bound in (*PATTERNS, *CONTRACTIONS):
+        for pattern, bound in (*PATTERNS, *CONTRACTIONS, *SOFTMAXES):
             if (found := match(pattern, node, {}, self._same)) is not None and found["x"] in self.dependent:
                 return bound, found
         return None
 
     def operands(self, node: fx.Node) -> Any:
-        """Its arguments, or what a pattern found in their place."""
-        return self.patterns[node][1] if node in self.patterns else super().operands(node)
+        """Its arguments, or what a pattern found in their place; `new_zeros` and the like get a shape alone."""
+        if node in self.patterns:
+            return self.patterns[node][1]
+        made = kind_of(node) == "filler" and ("new_" in packet(node) or "_like" in packet(node))
+        if not made or node.args[0] not in self.dependent:
+            return super().operands(node)
+        shaped = Value("", tuple(node.args[0].meta["val"].shape), ())  # type: ignore[union-attr]
+        return node.target, (shaped, *node.args[1:]), dict(node.kwargs)
 
     def evaluate(self, node: fx.Node, operands: Any) -> Any:
         """A `Value` for what depends on the certified input, a `Stored` or a plain value for a constant."""
@@ -136,7 +153,7 @@ class Walk(Interpreter):
             return self._constant(node, arguments, keywords)
         if node in self.depends.lookups:
             return self._lookup(node, arguments)
-        if not any(isinstance(self.values[each], Value | list) for each in node.all_input_nodes):
+        if not any(isinstance(each, Value) for each in torch.utils._pytree.tree_leaves((arguments, keywords))):
             return self._constant(node, arguments, keywords)  # of ones like the input, say
         if name_of(node.target) == "<built-in function getitem>":
             chosen = arguments[0][arguments[1]]

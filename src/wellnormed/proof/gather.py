@@ -143,6 +143,7 @@ def _unmoved(terms: list[tuple[Base, Term]], shape: tuple[int, ...], axes: tuple
 
 def collapse(array: np.ndarray) -> np.ndarray:
     """Shrink the axes along which all numbers are equal to size 1."""
+    array = np.asarray(array)  # of arrays without axes, NumPy makes numbers
     for axis, size in enumerate(array.shape):
         first = array.take([0], axis)
         if size > 1 and bool((array == first).all()):
@@ -167,10 +168,10 @@ def _norms_of_constant(term: Term, column: np.ndarray, factor: np.ndarray) -> tu
 
 def _finest(base: Base, column: np.ndarray) -> Base:
     """The cut of a base into the most parts such that each group of the value has entries of one part; or the base."""
-    feature, here = column % base.shape[-1], column >= 0
-    low, high = (np.where(here, feature, base.shape[-1]).min(1), np.where(here, feature, -1).max(1))
+    last, here = (base.shape or (1,))[-1], column >= 0
+    low, high = (np.where(here, column % last, last).min(1), np.where(here, column % last, -1).max(1))
     for parts in sorted(base.cuts, reverse=True):
-        width = base.shape[-1] // parts
+        width = last // parts
         if ((low // width == high // width) | (high < 0)).all():
             return base.parts.setdefault(parts, replace(base.cuts[parts]))
     return base

@@ -14,5 +14,6 @@ from wellnormed.certificates.operations import linear as linear
 from wellnormed.certificates.operations import movement as movement
 from wellnormed.certificates.operations import normalization as normalization
 from wellnormed.certificates.operations import pooling as pooling
+from wellnormed.certificates.operations import scattering as scattering
 from wellnormed.certificates.operations import selection as selection
 from wellnormed.certificates.operations import source as source

@@ -1,5 +1,6 @@
-"""Bounds of dot-product attention, softmax and log-softmax."""
+"""Bounds of dot-product attention, softmax, log-softmax and logsumexp."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,13 +8,16 @@ import numpy as np
 import torch
 
 from wellnormed.certificates import moves
-from wellnormed.certificates.axes import with_inner_axes
+from wellnormed.certificates.axes import inner_axes, with_inner_axes
 from wellnormed.certificates.ledger import Ledger
+from wellnormed.certificates.operations.linear import matmul
+from wellnormed.certificates.operations.normalization import axes_of
+from wellnormed.certificates.operations.selection import paired
 from wellnormed.program.operation import operation
 from wellnormed.proof import Claim
 from wellnormed.proof.attention import Origin, origin_of
 from wellnormed.proof.inference import weight_of
-from wellnormed.proof.value import Value
+from wellnormed.proof.value import UNIT, Value
 
 
 @operation("aten.scaled_dot_product_attention.default")
@@ -74,7 +78,19 @@ def attend(ledger: Ledger, q: Value, k: Value, v: Value, scale: float) -> Value:
             pairs = [list(pair) for pair in zip(query.heads, key.heads, strict=True)]
             claims.append(_claim(ledger, "product", query, key, pairs=pairs))
     shape = (*batch, q.shape[-2], v.shape[-1])
-    return ledger.derive("attention", reads, shape=shape, axes=[-1], constants={"scale": scale}, claims=claims)
+    result = ledger.derive("attention", reads, shape=shape, axes=[-1], constants={"scale": scale}, claims=claims)
+    # where all keys and all values lie in one small ball, the softmax has the smaller bound: its norm is 1/2
+    rq, rk, rv = (ledger.bounds(x, axes) for x, axes in ((q, [-1]), (k, [-2, -1]), (v, [-2, -1])))
+    logits = float(rq.gain.max() * rk.radius.max() + rq.radius.max() * rk.gain.max()) * abs(scale)
+    gain, entries = float(ledger.bounds(result, [-1]).gain.max()), math.prod(q.shape[:-1]) * tokens
+    if logits / 2 * float(rv.radius.max()) + float(rv.gain.max()) >= gain or entries > _LOGITS:
+        return result
+    product = moves.times(ledger, matmul(ledger, q, moves.pick(ledger, k, lambda t: t.mT)), scale)
+    return ledger.least(result, matmul(ledger, softmax(ledger, product, -1), v))
+
+
+_LOGITS = 2**22
+"""The most logits of an attention that is also bounded as two products and a softmax."""
 
 
 def _claim(ledger: Ledger, measure: str, *origins: Origin, **settings: Any) -> Claim:
@@ -101,3 +117,24 @@ def log_softmax(ledger: Ledger, x: Value, dim: int, *_: Any, **keywords: Any) ->
     """
     axes = with_inner_axes(x, [dim])
     return ledger.derive("log_softmax", [(x, axes)], shape=x.shape, constants={"over": dim % len(x.shape)})
+
+
+@operation("aten.logsumexp.default")
+def logsumexp(ledger: Ledger, x: Value, dim: Any, keepdim: bool = False) -> Value:
+    """`log(sum(exp(x)))` over some axes of n entries, or of fewer.
+
+    Its gradient is a softmax, whose norm is at most 1; and `logsumexp(x) - log n` lies between the least and the
+    largest entry. So it is a contraction, to which `log n` is added.
+    """
+    dims = axes_of(x, dim)
+    kept = [1 if axis in dims else size for axis, size in enumerate(x.shape)]
+    result = ledger.derive("contraction", [(x, {*dims, *inner_axes(x)})], shape=kept)
+    most = math.log(math.prod(x.shape[axis] for axis in dims)) * (1 + 8 * UNIT)
+    result = moves.add(ledger, [result, moves.number(ledger, most)])
+    return result if keepdim else moves.pick(ledger, result, lambda t: t.squeeze(tuple(dims)))
+
+
+@operation("aten.logaddexp.default")
+def logaddexp(ledger: Ledger, a: Any, b: Any) -> Value:
+    """`log(exp(a) + exp(b))`, entry by entry."""
+    return logsumexp(ledger, paired(ledger, a, b), -1)

@@ -14,6 +14,7 @@ from wellnormed.certificates import moves
 from wellnormed.certificates.axes import inner_axes
 from wellnormed.certificates.ledger import Ledger, Stored
 from wellnormed.certificates.operations.elementwise import add
+from wellnormed.certificates.operations.scattering import mixed, positions
 from wellnormed.program.operation import operation
 from wellnormed.proof.inference import weight_of
 from wellnormed.proof.value import UNIT, Base, Value
@@ -140,6 +141,7 @@ def reduce(ledger: Ledger, x: Value, dims: Sequence[int] | None, keepdim: bool, 
     """The sum or the mean over some axes, one after another, or over all axes if `dims` is None or empty."""
     rank = len(x.shape)
     axes = sorted({d % rank for d in dims}) if dims else list(range(rank))
+    whole = x
     for axis in axes:
         size = x.shape[axis]
         ones = ledger.computed(f"{size} ones", torch.ones(1, size))
@@ -147,6 +149,7 @@ def reduce(ledger: Ledger, x: Value, dims: Sequence[int] | None, keepdim: bool, 
         summed = average(ledger, ones, turned)
         x = moves.pick(ledger, summed, lambda t, axis=axis: t[..., 0].movedim(-1, axis))
         x = moves.times(ledger, x, float(size), divide=True) if mean else x
+    x = x if mean else mixed(ledger, whole, positions(x.shape).expand(whole.shape), x)
     if keepdim or not axes:
         return x
     shape = [size for axis, size in enumerate(x.shape) if axis not in axes]

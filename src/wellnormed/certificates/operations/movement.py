@@ -9,7 +9,7 @@ from torch import Tensor
 
 from wellnormed.certificates.ledger import Ledger, Stored
 from wellnormed.certificates.moves import add, number, pick, side_by_side, spread
-from wellnormed.program.operation import operation
+from wellnormed.program.operation import name_of, operation
 from wellnormed.proof.value import Value
 
 aten = torch.ops.aten
@@ -53,11 +53,14 @@ def _plain(argument: Any) -> Any:
     return [_plain(each) for each in argument] if isinstance(argument, list | tuple) else argument
 
 
-def _moving(target: Callable[..., Any]) -> Callable[..., Value]:
-    def move(ledger: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Value:
+def _moving(target: Any) -> Callable[..., Value | Stored]:
+    def move(ledger: Ledger, x: Value | Stored, *arguments: Any, **keywords: Any) -> Value | Stored:
+        arguments, keywords = _plain(arguments), {key: _plain(each) for key, each in keywords.items()}
+        if not isinstance(x, Value) and "_as." in name_of(target):  # of the other tensor, it takes the shape alone
+            ledger.require_known(x)
+            return ledger.computed(ledger.name, target(x.tensor, *arguments, **keywords))
         if not isinstance(x, Value):
             raise ledger.refuse("the positions that it takes entries from depend on the input; only the entries may")
-        arguments, keywords = _plain(arguments), {key: _plain(each) for key, each in keywords.items()}
         return pick(ledger, x, lambda t: target(t, *arguments, **keywords))
 
     return move

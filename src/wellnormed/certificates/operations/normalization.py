@@ -1,4 +1,4 @@
-"""Bounds of normalisation layers, of Euclidean norms, of centring, and of projections onto balls."""
+"""Bounds of normalisation layers, of Euclidean norms, deviations and variances, and of projections onto balls."""
 
 import math
 from collections.abc import Sequence
@@ -10,13 +10,14 @@ import torch
 from wellnormed.certificates import moves
 from wellnormed.certificates.axes import inner_axes, with_inner_axes
 from wellnormed.certificates.ledger import Ledger, Stored
-from wellnormed.certificates.operations.elementwise import add, along_channels, multiply
+from wellnormed.certificates.operations.elementwise import add, along_channels, multiply, square
+from wellnormed.certificates.operations.selection import paired
 from wellnormed.program.operation import operation
 from wellnormed.proof.decimals import rounding_up
 from wellnormed.proof.value import Value
 
 
-def _axes(x: Value, dims: Sequence[int] | int | None) -> list[int]:
+def axes_of(x: Value, dims: Sequence[int] | int | None) -> list[int]:
     """The numbers of the axes, in order. As in torch, None or an empty list stands for all of them."""
     given = [dims] if isinstance(dims, int) else list(dims or range(len(x.shape)))
     return sorted({d % len(x.shape) for d in given})
@@ -26,7 +27,7 @@ def normalize(ledger: Ledger, x: Value, dims: Sequence[int] | int | None, eps: f
     """`(x - mean) / sqrt(variance + eps)` or `x / sqrt(mean square + eps)` over some axes. One bound holds for both."""
     if eps is None or not eps > 0:
         raise ledger.refuse(f"eps={eps} lets it divide by numbers near 0; pass a positive eps")
-    dims = _axes(x, dims)
+    dims = axes_of(x, dims)
     return ledger.derive(
         "normalization", [(x, with_inner_axes(x, dims))], shape=x.shape, constants={"eps": float(eps), "over": dims}
     )
@@ -92,11 +93,14 @@ def batch_norm_whole(
     ledger: Ledger, x: Value, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *rest: Any
 ) -> Value:
     """BatchNorm in evaluation mode. It is refused in training mode."""
-    return (
-        batch_norm_training(ledger)
-        if training or mean is None
-        else _with_statistics(ledger, x, weight, bias, mean, variance, float(rest[1]))
-    )
+    if mean is None:
+        raise ledger.refuse(
+            "it has no running statistics, so it normalises by the batch in evaluation mode, too; make the layer with "
+            "track_running_stats=True, or use GroupNorm"
+        )
+    if training:
+        return batch_norm_training(ledger)
+    return _with_statistics(ledger, x, weight, bias, mean, variance, float(rest[1]))
 
 
 @operation("aten._native_batch_norm_legit_functional.default", "aten._native_batch_norm_legit.default", bounded=False)
@@ -136,7 +140,7 @@ def project(ledger: Ledger, x: Value, dims: Sequence[int] | int | None, scale: f
     """
     if not scale > 0:
         raise ledger.refuse(f"it multiplies the mean square by {scale}, which is not positive")
-    dims = _axes(x, dims)
+    dims = axes_of(x, dims)
     entries = math.prod(x.shape[d] for d in dims)
     constants = {"scale": float(scale), "over": dims}
     with rounding_up():
@@ -148,7 +152,7 @@ def project(ledger: Ledger, x: Value, dims: Sequence[int] | int | None, scale: f
 
 def centre(ledger: Ledger, x: Value, dims: Sequence[int] | int | None) -> Value:
     """`x - mean(x)` over some axes. It is an orthogonal projection, and at most doubles the largest absolute entry."""
-    dims = _axes(x, dims)
+    dims = axes_of(x, dims)
     return ledger.derive("contraction", [(x, {*dims, *inner_axes(x)})], shape=x.shape, constants={"growth": 2.0})
 
 
@@ -162,7 +166,7 @@ def euclidean_norm(
     """
     if ord != 2:
         raise ledger.refuse(f"only Euclidean norms of vectors have a bound, not that of order {ord}")
-    dims = _axes(x, dim)
+    dims = axes_of(x, dim)
     kept = [1 if axis in dims else size for axis, size in enumerate(x.shape)]
     growth = math.nextafter(math.sqrt(math.prod(x.shape[d] for d in dims)), math.inf)
     reads = [(x, {*dims, *inner_axes(x)})]
@@ -174,6 +178,46 @@ def to_unit(ledger: Ledger, x: Value, dims: Sequence[int] | int | None, eps: flo
     """`x / max(|x|, eps)` over some axes."""
     if not eps > 0:
         raise ledger.refuse(f"eps={eps} lets it divide by numbers near 0; pass a positive eps")
-    dims = _axes(x, dims)
+    dims = axes_of(x, dims)
     constants = {"eps": float(eps), "over": dims}
     return ledger.derive("unit", [(x, with_inner_axes(x, dims))], shape=x.shape, constants=constants)
+
+
+@operation("aten.hypot.default")
+def hypotenuse(ledger: Ledger, a: Any, b: Any) -> Value:
+    """`sqrt(a^2 + b^2)`, entry by entry."""
+    return euclidean_norm(ledger, paired(ledger, a, b), dim=-1)
+
+
+def smooth_norm(ledger: Ledger, x: Value, dims: Any, keepdim: bool, eps: float, mean: bool = False) -> Value:
+    """`sqrt(|x|^2 + eps)` over some axes, or with the mean square: at most `sqrt(eps)` more than a contraction of x."""
+    if eps < 0:
+        raise ledger.refuse(f"it adds {eps} below a root; add a positive number")
+    norm = euclidean_norm(ledger, x, 2, dims, keepdim)
+    if mean:
+        count = math.prod(x.shape[d] for d in axes_of(x, dims))
+        norm = moves.times(ledger, norm, math.nextafter(math.sqrt(count), 0.0), divide=True)
+    return moves.add(ledger, [norm, moves.number(ledger, math.nextafter(math.sqrt(eps), math.inf))]) if eps else norm
+
+
+@operation("aten.std.correction", "aten.std.dim")
+def deviation(
+    ledger: Ledger, x: Value, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: Any = None
+) -> Value:
+    """The standard deviation over some axes of n entries, the norm of what is left of x without its mean over a root.
+
+    It is `1 / sqrt(n - correction)`-Lipschitz, also where all entries are equal: there it has no derivative, as a norm
+    has none at 0.
+    """
+    dims = axes_of(x, dim)
+    freedom = math.prod(x.shape[d] for d in dims) - (unbiased if correction is None else correction)
+    if not freedom > 0:
+        raise ledger.refuse(f"it divides by {freedom}; take it over more entries, or pass correction=0")
+    norm = euclidean_norm(ledger, centre(ledger, x, dims), 2, dims, keepdim)
+    return moves.times(ledger, norm, math.nextafter(math.sqrt(freedom), 0.0), divide=True)
+
+
+@operation("aten.var.correction", "aten.var.dim")
+def variance(ledger: Ledger, x: Value, *settings: Any, **named: Any) -> Value:
+    """The variance over some axes, the square of the deviation. Its slope grows with x."""
+    return square(ledger, deviation(ledger, x, *settings, **named))

@@ -1,5 +1,9 @@
-"""Bounds of average pooling and interpolation: a matrix along each axis, which the operation itself computes."""
+"""Bounds of average pooling, interpolation, running sums and sampling at stored places: matrices along some axes.
 
+The operation itself computes the matrices.
+"""
+
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -8,7 +12,7 @@ import torch
 from torch import Tensor
 
 from wellnormed.certificates import moves
-from wellnormed.certificates.ledger import Ledger
+from wellnormed.certificates.ledger import Ledger, Stored
 from wellnormed.certificates.operations.linear import average
 from wellnormed.certificates.operations.selection import settings_of
 from wellnormed.program.operation import operation
@@ -103,3 +107,27 @@ operation("aten.upsample_linear1d.vec", "aten.upsample_bilinear2d.vec", "aten.up
     _interpolating(aten.upsample_linear1d.vec)
 )
 operation("aten.upsample_bicubic2d.vec")(_interpolating(_cubic))
+
+
+@operation("aten.cumsum.default")
+def running_sum(ledger: Ledger, x: Value, dim: int, **keywords: Any) -> Value:
+    """The sums of the first entries along an axis: of one, of two, and so on."""
+    turned = moves.pick(ledger, x, lambda t: t.movedim(dim, -1))
+    return moves.pick(ledger, along_axes(ledger, turned, [lambda t: t.cumsum(-1)]), lambda t: t.movedim(-1, dim))
+
+
+@operation("aten.grid_sampler.default", "aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default")
+def sample(ledger: Ledger, x: Value, grid: Any, mode: int, padding: int, align_corners: bool) -> Value:
+    """Interpolation at stored places, which differ from sample to sample: one matrix of pixels for each sample."""
+    if not isinstance(grid, Stored) or not isinstance(x, Value):
+        raise ledger.refuse("its places depend on the input; sample at stored places")
+    ledger.require_known(grid)
+    count, pixels = len(x.shape) - 2, x.shape[2:]
+    # nearest pixels are those of the dtype that the model rounds in
+    places = grid.tensor if mode == 1 else grid.tensor.double()
+    columns = torch.eye(math.prod(pixels), dtype=places.dtype).reshape(1, -1, *pixels)
+    columns = aten.grid_sampler(columns.expand(x.shape[0], *columns.shape[1:]), places, mode, padding, align_corners)
+    matrices = ledger.computed(f"{ledger.name}.matrix", columns.flatten(2).mT.contiguous())
+    flat = moves.pick(ledger, x, lambda t: t.flatten(2).mT)
+    result = (*x.shape[:2], *grid.tensor.shape[1 : count + 1])
+    return moves.pick(ledger, average(ledger, matrices, flat), lambda t: t.mT.reshape(result))

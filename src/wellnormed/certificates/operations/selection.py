@@ -98,20 +98,22 @@ def _number(rows: np.ndarray) -> np.ndarray:
     return number
 
 
-def largest(ledger: Ledger, x: Value, dim: int, keepdim: bool = False, lesser: bool = False) -> Value:
+def largest(
+    ledger: Ledger, x: Value, dim: int, keepdim: bool = False, lesser: bool = False, sort: Any = ordered
+) -> Value:
     """The largest (or least) entry along an axis."""
     place = 0 if lesser else x.shape[dim] - 1
-    result = moves.pick(ledger, ordered(ledger, x, dim), lambda t: t.narrow(dim, place, 1))
+    result = moves.pick(ledger, sort(ledger, x, dim), lambda t: t.narrow(dim, place, 1))
     return result if keepdim else moves.pick(ledger, result, lambda t: t.squeeze(dim))
 
 
-def extreme(ledger: Ledger, x: Value, dim: Any, keepdim: bool, lesser: bool) -> Value:
+def extreme(ledger: Ledger, x: Value, dim: Any, keepdim: bool, lesser: bool, sort: Any = ordered) -> Value:
     """The largest (or least) entry over several axes, which become one axis first, or over all if none is given."""
     rank = len(x.shape)
     axes = sorted({d % rank for d in ([dim] if isinstance(dim, int) else dim or ())} or range(rank))
     kept = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
     lines = moves.pick(ledger, x, lambda t: t.movedim(axes, list(range(-len(axes), 0))).flatten(-len(axes)))
-    result = moves.pick(ledger, largest(ledger, lines, -1, lesser=lesser), lambda t: t.reshape(kept))
+    result = moves.pick(ledger, largest(ledger, lines, -1, lesser=lesser, sort=sort), lambda t: t.reshape(kept))
     return result if keepdim else moves.pick(ledger, result, lambda t: t.squeeze(tuple(axes)))
 
 
@@ -157,12 +159,29 @@ def leading(ledger: Ledger, x: Value, k: int, dim: int = -1, largest: bool = Tru
 
 def larger(ledger: Ledger, a: Any, b: Any, lesser: bool = False) -> Value:
     """The larger (or lesser) of two tensors, entry by entry, as an extreme along a new axis of two entries."""
+    return largest(ledger, paired(ledger, a, b), -1, lesser=lesser)
+
+
+def paired(ledger: Ledger, a: Any, b: Any) -> Value:
+    """Two tensors, whose shapes broadcast, along a new last axis of two entries; the same value for both orders."""
     a, b = written(ledger, a), written(ledger, b)
     first, second = sorted((a, b), key=lambda each: each.name)
     if (first.name, second.name) not in ledger.pairs:
         wide = [moves.spread(ledger, each, torch.broadcast_shapes(a.shape, b.shape)) for each in (first, second)]
         ledger.pairs[first.name, second.name] = moves.side_by_side(ledger, wide, lambda ts: torch.stack(ts, -1))
-    return largest(ledger, ledger.pairs[first.name, second.name], -1, lesser=lesser)
+    return ledger.pairs[first.name, second.name]
+
+
+@operation("aten.clamp.Tensor")
+def clamp(ledger: Ledger, x: Any, min: Any = None, max: Any = None) -> Value:
+    """The larger of x and one tensor, and then the lesser of this and another."""
+    for limit, lesser in ((min, False), (max, True)):
+        x = x if limit is None else larger(ledger, x, limit, lesser)
+    return x
+
+
+operation("aten.clamp_min.Tensor")(larger)
+operation("aten.clamp_max.Tensor")(partial(larger, lesser=True))
 
 
 def max_pool(
@@ -177,13 +196,11 @@ def max_pool(
 ) -> Value:
     """The maximum over windows of the last `count` axes. Their entries are copied to an axis of their own first."""
     settings = settings_of(count, kernel, stride, padding, dilation)
-    if ceil:
-        raise ledger.refuse("ceil_mode=True may cut off the last window; pad the input instead")
-    held = windows(torch.ones(1, *x.shape[-count:]), *settings)
+    held = windows(torch.ones(1, *x.shape[-count:]), *settings, ceil=ceil)
     if not bool(held.any(-1).all()):
         raise ledger.refuse("a window lies in the padding alone, so that its maximum is -infinity; pad less")
-    lines = moves.pick(ledger, x, lambda t: windows(t, *settings))
-    if any(settings[2]):  # the padding is zeros here and -infinity there, so these are the lines of no other operation
+    lines = moves.pick(ledger, x, lambda t: windows(t, *settings, ceil=ceil))
+    if not bool(held.all()):  # padding is zeros here and -infinity there, so these are the lines of no other operation
         return moves.pick(ledger, in_order(ledger, lines, len(lines.shape) - 1), lambda t: t[..., -1])
     return largest(ledger, lines, -1)
 
@@ -213,7 +230,13 @@ def settings_of(count: int, kernel: Any, stride: Any = None, padding: Any = 0, d
 
 
 def windows(
-    t: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+    t: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    *,
+    ceil: bool = False,
 ) -> Tensor:
     """The entries of every window along a new last axis; padding is zeros.
 
@@ -223,12 +246,17 @@ def windows(
         stride: Distance between two windows along each axis.
         padding: Number of zeros at both ends of each axis.
         dilation: Distance between two entries of a window along each axis.
+        ceil: Whether a last window counts that begins before the padding at the end, and reaches beyond it.
 
     Returns:
         `(*batch, *windows, entries of a window)`.
     """
-    count = len(kernel)
-    t = F.pad(t, [p for each in reversed(padding) for p in (each, each)])
+    count, ends = len(kernel), list(padding)
+    for axis, (n, k, s, p, d) in enumerate(zip(t.shape[-count:], kernel, stride, padding, dilation, strict=True)):
+        reach, last = d * (k - 1) + 1, -(-(n + 2 * p - d * (k - 1) - 1) // s) * s  # where the last window begins
+        last -= s if last >= n + p else 0
+        ends[axis] += max(0, last + reach - n - 2 * p) if ceil else 0
+    t = F.pad(t, [p for each in zip(reversed(padding), reversed(ends), strict=True) for p in each])
     for axis, (k, s, d) in enumerate(zip(kernel, stride, dilation, strict=True), t.ndim - count):
         t = t.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
     return t.flatten(-count)
@@ -252,6 +280,15 @@ def nan_to_num(ledger: Ledger, x: Value, *replacements: float | None) -> Value:
 def item(ledger: Ledger, x: Value) -> Value:
     """Refuse `item`, because the graph does not show what Python code does with a number."""
     raise ledger.refuse("`item` turns a tensor that depends on the input into a Python number; keep it a tensor")
+
+
+@operation("aten.sqrt.default", "aten.rsqrt.default", bounded=False)
+def root(ledger: Ledger, x: Value) -> Value:
+    """Refuse roots of anything but sums of squares, which are norms."""
+    raise ledger.refuse(
+        "a root has no bounded slope near 0; only `sqrt(x.square().sum(dim) + eps)`, `sqrt(x**2 + y**2 + eps)` and x "
+        "divided by its root mean square have a bound"
+    )
 
 
 _STEPS = ("argmax", "argmin", "argsort", "sign", "round", "floor", "ceil", "trunc", "frac", "heaviside")

@@ -1,0 +1,116 @@
+"""Patterns of softmax, logsumexp and maxima of some entries only: those that no mask hides, or those of a segment.
+
+A mask puts -infinity in the place of entries. Hidden entries do not count, so each operation is that of fewer entries.
+Graph attention has a softmax over the edges that lead to each node: the segments are lines of their own.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellnormed.certificates import matching, moves
+from wellnormed.certificates.ledger import Ledger, Stored
+from wellnormed.certificates.matching import Anything, Number, Op, X, op
+from wellnormed.certificates.operations.attention import logsumexp, softmax
+from wellnormed.certificates.operations.elementwise import add
+from wellnormed.certificates.operations.normalization import axes_of
+from wellnormed.certificates.operations.scattering import positions, sources_of, taken
+from wellnormed.certificates.operations.selection import extreme, in_order
+from wellnormed.certificates.patterns import Lowering
+from wellnormed.proof.value import Value
+
+_MASK, _CHOICE, _BIAS, _DIM = (Anything(name) for name in ("mask", "choice", "bias", "dim"))
+_FILL = (-math.inf, op("scalar_tensor.default", -math.inf, rest="settings"))
+_WHERE = "where.self where.ScalarSelf where.ScalarOther"
+_HIDDEN = (
+    op("masked_fill.Scalar masked_fill.Tensor", X, _MASK, _FILL),
+    op(_WHERE, _MASK, _FILL, X),
+    op(_WHERE, _CHOICE, X, _FILL),
+    op("add.Tensor", X, _BIAS),
+)
+_SOFTMAX = op("softmax.int _softmax.default _safe_softmax.default", _HIDDEN, _DIM, rest="rest")
+_LOGSUMEXP = op("logsumexp.default", _HIDDEN, _DIM, rest="rest")
+_MAX_OF_AXIS = op("max.dim", _HIDDEN, _DIM, rest="rest")
+_MAX = (op("amax.default", _HIDDEN, _DIM, rest="rest"), Op(("<built-in function getitem>",), (_MAX_OF_AXIS, 0)))
+
+
+def _visible(ledger: Ledger, f: Mapping[str, Any]) -> tuple[Value, Tensor]:
+    """The value with zeros in the place of hidden entries, and which entries are visible."""
+    x, mask = f["x"], next(f[name] for name in ("mask", "choice", "bias") if name in f)
+    visible = torch.ones((), dtype=torch.bool)
+    if isinstance(mask, Stored):
+        ledger.require_known(mask)
+        visible = mask.tensor != -math.inf if "bias" in f else mask.tensor.bool() ^ ("mask" in f)
+    if "bias" in f:
+        hides = not bool(visible.all())
+        x = add(ledger, x, ledger.computed(f"{mask.name} or 0", mask.tensor.where(visible, 0.0)) if hides else mask)
+    shape = torch.broadcast_shapes(x.shape, visible.shape)
+    visible = visible.expand(shape)
+    if not bool(visible.sum(axes_of(x, f["dim"])).all()):
+        raise ledger.refuse("its mask hides all entries of a line; leave one visible")
+    return moves.pick(ledger, moves.spread(ledger, x, shape), lambda t: torch.where(visible, t, 0.0)), visible
+
+
+def _masked_softmax(ledger: Ledger, f: Mapping[str, Any]) -> Value:
+    x, visible = _visible(ledger, f)
+    return moves.pick(ledger, softmax(ledger, x, f["dim"]), lambda t: torch.where(visible, t, 0.0))
+
+
+def _masked_logsumexp(ledger: Ledger, f: Mapping[str, Any]) -> Value:
+    return logsumexp(ledger, _visible(ledger, f)[0], f["dim"], *f["rest"])
+
+
+def _masked_largest(ledger: Ledger, f: Mapping[str, Any]) -> Value:
+    """No other operation shares these lines, in which hidden entries are zeros."""
+    return extreme(ledger, _visible(ledger, f)[0], f["dim"], any(f["rest"]), lesser=False, sort=in_order)
+
+
+def _read(what: Any, place: str) -> tuple[Op, ...]:
+    """For each edge, the entry of its segment."""
+    listed = op("index.Tensor", what, Anything(f"listed {place}"))
+    return op("index_select.default", what, 0, Anything(f"index {place}")), listed
+
+
+_MOST = op("scatter_reduce.two", Anything("any"), 0, Anything("index most"), X, "amax", include_self=False)
+
+
+def _softmax_of(exponentials: Op) -> Op:
+    to = Anything("zeros"), 0, Anything("index"), exponentials
+    sums = op("scatter_add.default index_add.default", *to)
+    return op("div.Tensor", exponentials, _read((matching.add(sums, Number("eps")), sums), "sums"))
+
+
+_SEGMENTS = tuple(_softmax_of(op("exp.default", x)) for x in (op("sub.Tensor", X, _read(_MOST, "shift")), X))
+"""`exp(x - m) / (sum(exp(x - m)) + eps)`, where m are the largest entries of the segments, or 0."""
+
+
+def _segment_softmax(ledger: Ledger, f: Mapping[str, Any]) -> Value:
+    """A softmax of each segment, in lines of their own.
+
+    Next to the largest entry m, eps is an entry `m + log eps`, whose weight is at most eps. So the Jacobian is a part
+    of that of a softmax, which has the norm 1/2, and a matrix of norm eps.
+    """
+    x, zeros, eps = f["x"], f["zeros"].tensor, f.get("eps", 0.0)
+    table = positions((zeros.shape[0], *x.shape[1:]))
+    indices = [f[name] if name[0] == "i" else f[name][0] for name in f if name.split()[0] in ("index", "listed")]
+    found = [table.gather(0, i.tensor) if i.tensor.ndim == table.ndim else table[i.tensor] for i in indices]
+    if bool(zeros.any()) or eps < 0 or not all(torch.equal(each, found[0]) for each in found):
+        raise ledger.refuse(
+            "it is no softmax of segments: write exp(x - m[index]) / (sums[index] + eps) with one index"
+        )
+    sources = sources_of(found[0], table.numel())
+    back = sources.new_empty(found[0].numel()).scatter(
+        0, sources[sources >= 0], (sources >= 0).flatten().nonzero()[:, 0]
+    )
+    weights = softmax(ledger, taken(ledger, x, sources.reshape(*table.shape, -1)), -1)
+    result = taken(ledger, weights, back.reshape(x.shape))
+    return moves.times(ledger, result, math.nextafter(1 + 2 * eps, math.inf)) if eps else result
+
+
+SOFTMAXES: list[tuple[Any, Lowering]] = [
+    (_SOFTMAX, _masked_softmax), (_LOGSUMEXP, _masked_logsumexp), (_MAX, _masked_largest), (_SEGMENTS, _segment_softmax)
+]  # fmt: skip
+"""Patterns with the functions that bound them, as in `PATTERNS`."""
