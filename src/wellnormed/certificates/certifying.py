@@ -211,8 +211,8 @@ def with_keywords(
     for name, value in settings.items():
         if tensors_of(value):
             raise ValueError(
-                f"{caller}: {name} is a setting, not a tensor; pass a plain value. Several inputs go into a tuple, "
-                f"{caller}(model, (x, y)), and an input of that name by example_input={{{name!r}: ...}}"
+                f"{caller}: got a tensor in the place of the setting {name}; pass several inputs in a tuple, {caller}"
+                f"(model, (x, mask)), or by keyword, and an input of that name by example_input={{{name!r}: ...}}"
             )
     if not inputs:
         return example_input
