@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from wellnormed.certificates import certify
 from wellnormed.program.errors import UncertifiableError
 
-from .adversary import Net, attack, drawn
+from .adversary import Net, attack, attained, bounds_of, drawn, search
 
 INF = math.inf
 _TO = torch.tensor([2, 0, 2, 2, 1, 0])
@@ -164,6 +164,16 @@ def test_a_softmax_of_segments_has_one_index():
 def test_refusals_name_the_reason(function, words):
     with pytest.raises(UncertifiableError, match=words):
         certify(Net(lambda _, x: function(x)), torch.ones(3, 4))
+
+
+def test_the_state_of_a_gated_unit_does_not_grow():
+    """It is a mixture of its last state and of a tanh; a sum of two products could grow by 1 in every step."""
+    torch.manual_seed(0)
+    cell = torch.nn.GRU(3, 4, batch_first=True).eval()
+    model, x = Net(lambda s, x: s.cell(x)[0], cell=cell), torch.randn(1, 6, 3)
+    bounds = bounds_of(model, x)
+    assert max(bounds.largest.flat) == 1
+    attained(bounds, search(model, x, steps=4, restarts=1))
 
 
 def test_attention_has_the_smaller_of_its_two_bounds():
