@@ -19,6 +19,8 @@ _TO = torch.tensor([2, 0, 2, 2, 1, 0])
 _FROM = torch.tensor([0, 1, 1, 0, 2, 2])
 _EVERYWHERE = _TO[:, None].expand(-1, 4)
 _HIDDEN = torch.eye(3, 4).bool()
+_MORE = torch.tensor([[[False, False, True, True]] * 3] * 2)
+_CUT = torch.arange(24).reshape(2, 3, 4) // 4 == 1
 _BIAS = torch.tensor([[0.5, -INF, 0.0, -2.0], [-INF, -INF, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
 _WEIGHTS = torch.tensor([1.0, -2.0, 0.5, 1.0, 3.0, -1e3])
 _GRID = torch.randn(1, 3, 5, 2, generator=drawn(1))
@@ -58,6 +60,13 @@ def _weights(x, dim=-1):
     return torch.softmax(3 * x, dim)
 
 
+def _of_lines(x):
+    """Lines of one visible entry and of four: the logarithms of these numbers do not cancel in a difference."""
+    sums = x.masked_fill(_FIRST, -INF).logsumexp(-1, keepdim=True)
+    return (sums[:, :1] - sums[:, 1:2]) * x
+
+
+_FIRST = torch.tensor([[False, True, True, True], [False] * 4, [False] * 4])
 _G, _T, _I = (3, 4), (1, 3, 4), (1, 2, 5, 5)
 CASES = {
     "index_add": (lambda x: _zeros(x).index_add(0, _TO, x[_FROM]), _G, 1.0, 0.99),
@@ -127,6 +136,8 @@ CASES = {
     "masked softmax": (lambda x: (9 * x).masked_fill(_HIDDEN, -INF).softmax(-1), _T, 1.0, 0.9),
     "masked softmax of tokens": (lambda x: (x + _BIAS.to(x)).softmax(1), _T, 3.0, 0.5),
     "masked logsumexp": (lambda x: torch.where(_HIDDEN, -INF, x).logsumexp(-1), _T, 3.0, 0.9),
+    "masked logsumexp of lines": (_of_lines, _T, 1e-3, 0.5),
+    "mask of more axes": (lambda x: x.masked_fill(_MORE, -INF).softmax(-1), _G, 1.0, 0.4),
     "masked maximum": (lambda x: (x - 9).masked_fill(_HIDDEN, -INF).amax((1, 2))[:, None], _T, 1.0, 0.5),
     "masked maximum of tokens": (lambda x: torch.where(~_HIDDEN, x, -INF).max(1, keepdim=True).values, _T, 1.0, 0.5),
     "pool, cut windows": (lambda x: F.max_pool2d(x - 3, 3, 2, 1, ceil_mode=True), (1, 2, 4, 6), 1.0, 0.2),
@@ -151,6 +162,18 @@ def test_a_softmax_of_segments_has_one_index():
         certify(Net(lambda _, x: mixed(x)), torch.zeros(6, 4))
 
 
+def test_a_softmax_of_segments_reads_whole_slices():
+    """With an index of two axes, the sums are those of other entries, and a weight grows without bound."""
+
+    def mixed(x, *index):
+        weights = x.exp()
+        return weights / _zeros(x, 1, 2).index_add(0, torch.tensor([0, 0]), weights)[index]
+
+    for index in ((torch.tensor([0, 0]), torch.tensor([1, 0])), (slice(None), torch.tensor([1, 0]))):
+        with pytest.raises(UncertifiableError, match="no softmax of segments"):
+            certify(Net(lambda _, x, index=index: mixed(x, *index)), torch.zeros(2, 2), radius=8.0)
+
+
 @pytest.mark.parametrize(("function", "words"), [
     (lambda x: x.scatter_reduce(0, _EVERYWHERE[:3], x, "prod"), "reduces by 'prod'; only sums"),
     (lambda x: x.index_put((_TO,), x[_FROM]), "writes to one place twice"),
@@ -158,6 +181,7 @@ def test_a_softmax_of_segments_has_one_index():
     (lambda x: x.square().sqrt(), "no bounded slope near 0"),
     (lambda x: (x.square().sum(1) + -1.0).sqrt(), "it adds -1.0 below a root"),
     (lambda x: (x + _BIAS[1:2, :2].repeat(1, 2)).softmax(-1), "hides all entries of a line"),
+    (lambda x: x.masked_fill(_CUT, -INF).amax(-1), "hides all entries of a line"),
     (lambda x: F.batch_norm(x, None, None, training=True), "no running statistics, so it normalises"),
     (lambda x: F.grid_sample(x[None, None], x[None, :, None, :2]), "places depend on the input"),
 ], ids=str)  # fmt: skip

@@ -48,10 +48,10 @@ def _visible(ledger: Ledger, f: Mapping[str, Any]) -> tuple[Value, Tensor]:
         hides = not bool(visible.all())
         x = add(ledger, x, ledger.computed(f"{mask.name} or 0", mask.tensor.where(visible, 0.0)) if hides else mask)
     shape = torch.broadcast_shapes(x.shape, visible.shape)
-    visible = visible.expand(shape)
+    x, visible = moves.spread(ledger, x, shape), visible.expand(shape)
     if not bool(visible.sum(axes_of(x, f["dim"])).all()):
         raise ledger.refuse("its mask hides all entries of a line; leave one visible")
-    return moves.pick(ledger, moves.spread(ledger, x, shape), lambda t: torch.where(visible, t, 0.0)), visible
+    return moves.pick(ledger, x, lambda t: torch.where(visible, t, 0.0)), visible
 
 
 def _masked_softmax(ledger: Ledger, f: Mapping[str, Any]) -> Value:
@@ -60,7 +60,10 @@ def _masked_softmax(ledger: Ledger, f: Mapping[str, Any]) -> Value:
 
 
 def _masked_logsumexp(ledger: Ledger, f: Mapping[str, Any]) -> Value:
-    return logsumexp(ledger, _visible(ledger, f)[0], f["dim"], *f["rest"])
+    x, visible = _visible(ledger, f)
+    counts = visible.sum(axes_of(x, f["dim"]), keepdim=True)
+    counts = counts if len(counts.unique()) > 1 else counts.flatten()[:1]
+    return logsumexp(ledger, x, f["dim"], *f["rest"], counts=counts)
 
 
 def _masked_largest(ledger: Ledger, f: Mapping[str, Any]) -> Value:
@@ -87,6 +90,13 @@ _SEGMENTS = tuple(_softmax_of(op("exp.default", x)) for x in (op("sub.Tensor", X
 """`exp(x - m) / (sum(exp(x - m)) + eps)`, where m are the largest entries of the segments, or 0."""
 
 
+def _at(table: Tensor, index: Any) -> Tensor:
+    """The entries of a table that an index names: slices, single entries, or what a list for several axes names."""
+    if not isinstance(index, Stored):
+        return table[tuple(slice(None) if each is None else each.tensor for each in index)]
+    return table.gather(0, index.tensor) if index.tensor.ndim == table.ndim else table[index.tensor]
+
+
 def _segment_softmax(ledger: Ledger, f: Mapping[str, Any]) -> Value:
     """A softmax of each segment, in lines of their own.
 
@@ -95,8 +105,8 @@ def _segment_softmax(ledger: Ledger, f: Mapping[str, Any]) -> Value:
     """
     x, zeros, eps = f["x"], f["zeros"].tensor, f.get("eps", 0.0)
     table = positions((zeros.shape[0], *x.shape[1:]))
-    indices = [f[name] if name[0] == "i" else f[name][0] for name in f if name.split()[0] in ("index", "listed")]
-    found = [table.gather(0, i.tensor) if i.tensor.ndim == table.ndim else table[i.tensor] for i in indices]
+    indices = [f[name] for name in f if name.split()[0] in ("index", "listed")]
+    found = [_at(table, each) for each in indices]
     if bool(zeros.any()) or eps < 0 or not all(torch.equal(each, found[0]) for each in found):
         raise ledger.refuse(
             "it is no softmax of segments: write exp(x - m[index]) / (sums[index] + eps) with one index"

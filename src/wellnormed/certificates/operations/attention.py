@@ -120,17 +120,21 @@ def log_softmax(ledger: Ledger, x: Value, dim: int, *_: Any, **keywords: Any) ->
 
 
 @operation("aten.logsumexp.default")
-def logsumexp(ledger: Ledger, x: Value, dim: Any, keepdim: bool = False) -> Value:
-    """`log(sum(exp(x)))` over some axes of n entries, or of fewer.
+def logsumexp(ledger: Ledger, x: Value, dim: Any, keepdim: bool = False, *, counts: Any = None) -> Value:
+    """`log(sum(exp(x)))` over some axes of n entries, or of as many as `counts` says for each line.
 
     Its gradient is a softmax, whose norm is at most 1; and `logsumexp(x) - log n` lies between the least and the
-    largest entry. So it is a contraction, to which `log n` is added.
+    largest entry. So it is a contraction, to which `log n` is added: of each line its own, since the difference of two
+    lines holds that of their logarithms.
     """
     dims = axes_of(x, dim)
     kept = [1 if axis in dims else size for axis, size in enumerate(x.shape)]
     result = ledger.derive("contraction", [(x, {*dims, *inner_axes(x)})], shape=kept)
     most = math.log(math.prod(x.shape[axis] for axis in dims)) * (1 + 8 * UNIT)
-    result = moves.add(ledger, [result, moves.number(ledger, most)])
+    added = moves.number(ledger, most)
+    if counts is not None:
+        added = ledger.constant(ledger.computed(f"{ledger.name}.log", counts.double().log() * (1 + 8 * UNIT)))
+    result = moves.add(ledger, [result, added])
     return result if keepdim else moves.pick(ledger, result, lambda t: t.squeeze(tuple(dims)))
 
 

@@ -187,7 +187,7 @@ def index_put(ledger: Ledger, x: Any, indices: Any, values: Any, accumulate: boo
 def fold(ledger: Ledger, x: Value, size: Any, kernel: Any, *settings: Any) -> Value:
     """Windows added up to an image, `torch.nn.functional.fold`: the adjoint of the move that cuts windows out of it."""
     image = (*x.shape[:-2], x.shape[-2] // math.prod(kernel), *size)
-    places = aten.im2col.default(positions(image) + 1.0, kernel, *settings).long() - 1  # -1 in the padding
+    places = aten.im2col.default(positions(image).double() + 1, kernel, *settings).long() - 1  # -1 in the padding
     return scattered(ledger, x, places, image)
 
 
