@@ -48,9 +48,9 @@ def moves(self: Any, x: Tensor) -> Tensor:
 
 
 def mixing(self: Any, x: Tensor) -> Tensor:
-    """Averages of tokens by stored shares, of two sorts, and by those of a softmax; a product with the transpose."""
-    mixed, weighted = self.share @ self.linear(x), F.softmax(x, 1) * x
-    return (mixed @ x.mT) @ x + x.mean(1, keepdim=True) + weighted[:, :2].sum(1, keepdim=True)
+    """Averages of tokens by stored shares, of two sorts, and a product with the transposed input."""
+    mixed = self.share @ self.linear(x)
+    return (mixed @ x.mT) @ x + x.mean(1, keepdim=True)
 
 
 def gates(self: Any, x: Tensor) -> Tensor:

@@ -131,13 +131,9 @@ class Ledger:
         return self._add(self.unique_name(), operation, inputs, shape, constants)
 
     def least(self, *values: Value) -> Value:
-        """One tensor that was bounded in several ways, with the smallest of its bounds."""
-        axes = tuple(sorted({axis for value in values for axis in inner_axes(value)}))
-        known = [self.bounds(value, axes) for value in values]
-        for value, own in zip(values, known, strict=True):
-            if all(bool((a <= b).all()) for other in known for a, b in zip(own, other, strict=True)):
-                return value
-        return self.derive("either", [(value, axes) for value in values], shape=values[0].shape)
+        """Of one tensor that was bounded in several ways, the value with the smallest gain."""
+        axes = {axis for value in values for axis in inner_axes(value)}
+        return min(values, key=lambda value: self.bounds(value, axes).gain.max())
 
     def bounds(self, x: Value, axes: Iterable[int]) -> Bounds:
         """Bounds of the groups of a value along some axes."""

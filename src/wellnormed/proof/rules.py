@@ -8,7 +8,6 @@ well as derivatives, since the domain is convex.
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from functools import reduce
 from typing import Literal
 
 import numpy as np
@@ -83,12 +82,6 @@ def _contraction(row: Inference, *, growth: float = 1.0) -> Bounds:
     require(growth >= 1, "its growth is less than 1")
     (x,) = row.bounds
     return Bounds(x.radius, x.gain, x.largest if growth == 1 else least(x.radius, Decimal(growth) * x.largest))
-
-
-def _either(row: Inference) -> Bounds:
-    """One tensor that was bounded in several ways: the smallest of its bounds."""
-    row.keeps_shape(inputs=len(row.inputs) or 1)
-    return Bounds(*(reduce(least, each) for each in zip(*row.bounds, strict=True)))
 
 
 def _scaling(row: Inference) -> Bounds:
@@ -166,6 +159,6 @@ RULES: dict[str, Callable[..., Bounds]] = {
     "matrix_product": matrix_product, "product": product, "elementwise": _elementwise, "ball": _ball, "unit": _unit,
     "normalization": _normalization, "softmax": _softmax, "log_softmax": _log_softmax, "attention": attention,
     "scaling": _scaling, "shift": _shift, "convolution": convolution, "convex_potential": convex_potential,
-    "margin": margin, "either": _either,
+    "margin": margin,
 }  # fmt: skip
 """Name of a primitive -> its rule."""
