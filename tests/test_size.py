@@ -15,7 +15,7 @@ AT_MOST = {
     "campaigns": 2257,
     "papers": 5688,
     "src/wellnormed": 635,
-    "certificates": 3602,
+    "certificates": 3614,
     "constraints": 1100,
     "data": 608,
     "matrix": 1288,
@@ -26,10 +26,10 @@ AT_MOST = {
     "optim": 1834,
     "parallel": 366,
     "program": 1175,
-    "proof": 1794,
+    "proof": 1790,
     "routing": 863,
     "train": 1928,
-    "tests": 23348,
+    "tests": 23375,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,800."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

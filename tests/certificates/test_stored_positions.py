@@ -131,6 +131,11 @@ CASES = {
     "hypot": (lambda x: torch.hypot(x, 2 * x + 1), _T, 1.0, 0.9),
     "root of two squares": (lambda x: torch.sqrt(x[..., 0] ** 2 + x[..., 1].square() + 1e-3), _T, 1.0, 0.9),
     "root of a sum of squares": (lambda x: ((x * x).sum((1, 2), keepdim=True) + 4).sqrt() * x, _T, 1.0, 0.3),
+    "root of a sum in float64": (lambda x: (x.square().sum(1, dtype=torch.float64) + 1).sqrt(), _T, 1.0, 0.5),
+    "largest and least after a bias": (
+        lambda x: torch.stack([(y := x + _WEIGHTS[1:5].to(x)).amax(-1), y.amin(-1)], -1),
+        _T, 99.0, 0.9,
+    ),
     "root mean square": (lambda x: x.pow(2).mean(-1).sqrt(), _T, 1.0, 0.9),
     "number": (lambda x: x.sum().tanh()[None], _T, 1.0, 0.5),
     "masked softmax": (lambda x: (9 * x).masked_fill(_HIDDEN, -INF).softmax(-1), _T, 1.0, 0.9),
@@ -177,6 +182,7 @@ def test_a_softmax_of_segments_reads_whole_slices():
 @pytest.mark.parametrize(("function", "words"), [
     (lambda x: x.scatter_reduce(0, _EVERYWHERE[:3], x, "prod"), "reduces by 'prod'; only sums"),
     (lambda x: x.index_put((_TO,), x[_FROM]), "writes to one place twice"),
+    (lambda x: x.new_zeros(8200).index_add(0, torch.zeros(8200).long(), x.expand(8200, 3, 4)[:, 0, 0]), "too many"),
     (lambda x: x[:, :1].std(1), "divides by 0; take it over more entries"),
     (lambda x: x.square().sqrt(), "no bounded slope near 0"),
     (lambda x: (x.square().sum(1) + -1.0).sqrt(), "it adds -1.0 below a root"),

@@ -152,6 +152,7 @@ class Two(nn.Module):
 OF_ENTRIES = {
     "sign": lambda x, a, b: x @ a.sign() @ b,
     "mask": lambda x, a, b: torch.where(a[0] > 0, x, 0.0) @ a @ b,
+    "mask of -infinity": lambda x, a, b: (x @ a + torch.where(a > 0, -torch.inf, 0.0)).softmax(-1) @ b,
     "float mask": lambda x, a, b: torch.where(a.bool(), x @ a @ b, 0.0),
     "repaired": lambda x, a, b: x @ a.nan_to_num() @ b,
     "scaled": lambda x, a, b: x @ (2 * a) @ b,
@@ -198,6 +199,12 @@ def test_matrices_may_be_used_as_they_are_or_transposed(use):
     model, constraints = two(use)
     found = wn.certify(model, torch.randn(3, 6), within=constraints)
     assert found.lipschitz == pytest.approx(4.0, rel=1e-6) or found.lipschitz == pytest.approx(6.0, rel=1e-6)
+
+
+def test_what_is_added_before_a_softmax_is_no_mask():
+    model, constraints = two(lambda x, a, b: (x @ a + b).softmax(-1))
+    found = wn.certify(model, torch.randn(6, 6), within=constraints).lipschitz
+    assert found == pytest.approx(1.0, rel=1e-6)  # half of the cap
 
 
 def test_a_weight_that_is_trained_without_a_promise_is_refused_and_a_frozen_one_is_as_it_is():

@@ -71,7 +71,7 @@ def _length(ledger: Ledger, f: Mapping[str, Any]) -> Value:
     if "y" in f:
         return smooth_norm(ledger, paired(ledger, f["x"], f["y"]), -1, False, eps)
     mean = "keepdim of a mean" in f
-    keepdim = bool([*f["keepdim of a mean" if mean else "keepdim"], False][0])
+    keepdim = True in f["keepdim of a mean" if mean else "keepdim"]  # beside it, a dtype may stand
     return smooth_norm(ledger, f["x"], f["dims"], keepdim, eps, mean=mean)
 
 

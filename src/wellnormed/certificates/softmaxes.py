@@ -18,7 +18,7 @@ from wellnormed.certificates.operations.attention import logsumexp, softmax
 from wellnormed.certificates.operations.elementwise import add
 from wellnormed.certificates.operations.normalization import axes_of
 from wellnormed.certificates.operations.scattering import positions, sources_of, taken
-from wellnormed.certificates.operations.selection import extreme, in_order
+from wellnormed.certificates.operations.selection import extreme, in_order, ordered
 from wellnormed.certificates.patterns import Lowering
 from wellnormed.proof.value import Value
 
@@ -42,7 +42,6 @@ def _visible(ledger: Ledger, f: Mapping[str, Any]) -> tuple[Value, Tensor]:
     x, mask = f["x"], next(f[name] for name in ("mask", "choice", "bias") if name in f)
     visible = torch.ones((), dtype=torch.bool)
     if isinstance(mask, Stored):
-        ledger.require_known(mask)
         visible = mask.tensor != -math.inf if "bias" in f else mask.tensor.bool() ^ ("mask" in f)
     if "bias" in f:
         hides = not bool(visible.all())
@@ -67,8 +66,10 @@ def _masked_logsumexp(ledger: Ledger, f: Mapping[str, Any]) -> Value:
 
 
 def _masked_largest(ledger: Ledger, f: Mapping[str, Any]) -> Value:
-    """No other operation shares these lines, in which hidden entries are zeros."""
-    return extreme(ledger, _visible(ledger, f)[0], f["dim"], any(f["rest"]), lesser=False, sort=in_order)
+    """No other operation shares lines in which hidden entries are zeros."""
+    x, visible = _visible(ledger, f)
+    sort = ordered if bool(visible.all()) else in_order
+    return extreme(ledger, x, f["dim"], any(f["rest"]), lesser=False, sort=sort)
 
 
 def _read(what: Any, place: str) -> tuple[Op, ...]:

@@ -22,8 +22,8 @@ from wellnormed.proof.value import UNIT, Base, Value
 
 aten = torch.ops.aten
 
-_TERMS, _ENTRIES = 32, 2**24
-"""The most terms of a sum that go on as they are, and the most entries of a mixture."""
+_TERMS, _ENTRIES, _ADDENDS = 32, 2**24, 2**26
+"""The most terms of a sum that go on as they are, the most entries of a mixture, and the most addends of all sums."""
 
 
 def positions(shape: tuple[int, ...]) -> Tensor:
@@ -46,7 +46,10 @@ def sources_of(places: Tensor, count: int) -> Tensor:
     order = order[places.flatten()[order] >= 0]
     named = places.flatten()[order]
     number = torch.arange(len(named)) - torch.searchsorted(named, named)
-    sources = torch.full((count, int(number.max()) + 1 if len(named) else 1), -1)
+    most = int(number.max()) + 1 if len(named) else 1
+    if count * most > _ADDENDS:
+        raise ValueError(f"{most} of its entries go to one of {count} places, which is too many")
+    sources = torch.full((count, most), -1)
     sources[named, number] = order
     return sources
 
@@ -94,8 +97,10 @@ def mixed(ledger: Ledger, x: Value, places: Tensor, total: Value) -> Value:
         sums, addends = (chosen >= 0).nonzero(as_tuple=True)
         line, place = chosen // (inner * n) * inner + chosen % inner, chosen // inner % n
         own = torch.where(chosen >= 0, line, 0).max(-1).values
+        if len(chosen) * n * width > _ENTRIES:
+            continue
         times = torch.zeros(len(chosen), n).index_put_((sums, place[sums, addends]), torch.ones(()), accumulate=True)
-        if bool((line != own[:, None])[sums, addends].any()) or times.max() > 1 or times.numel() * width > _ENTRIES:
+        if bool((line != own[:, None])[sums, addends].any()) or times.max() > 1:
             continue
         keys = (own // inner * inner * n + own % inner)[:, None] + inner * torch.arange(n)
         values = torch.full((len(keys), n, width), -1)
