@@ -190,7 +190,7 @@ def test_a_softmax_of_segments_reads_whole_slices():
     (lambda x: x.masked_fill(_CUT, -INF).amax(-1), "hides all entries of a line"),
     (lambda x: F.batch_norm(x, None, None, training=True), "no running statistics, so it normalises"),
     (lambda x: F.grid_sample(x[None, None], x[None, :, None, :2]), "places depend on the input"),
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_refusals_name_the_reason(function, words):
     with pytest.raises(UncertifiableError, match=words):
         certify(Net(lambda _, x: function(x)), torch.ones(3, 4))
