@@ -61,7 +61,8 @@ def models() -> Iterator[tuple[str, nn.Module, Tensor, dict[str, Any]]]:
     for name in NAMES:
         model, example = small(name)
         within = constraints_of(name, model)
-        yield name, model.eval(), example, {} if within is None else {"within": within}
+        settings: dict[str, Any] = {"effort": "high"} if name == "network" else {}
+        yield name, model.eval(), example, settings if within is None else {"within": within}
         if name in MARGINS:
             yield f"{name}, margins", model.eval(), example, {"radius": 0.5, "margins": True}
     for number in range(RANDOM):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from campaigns.oracle.networks import is_proved
 from campaigns.oracle.primitives import PRIMITIVES, Read
 from campaigns.oracle.upper import Upper, to_decimals
 from campaigns.oracle.value import Base, Bounds, Linear, Term, Value, add, collapse, constant, slack
@@ -49,6 +50,8 @@ class _Oracle:
         constants = row.constants | {"shape": row.shape, "axes": row.axes}
         if row.operation == "attention" and len(inputs) == 4:
             constants |= _heads(row, inputs)
+        if row.operation == "lipsdp":
+            assert is_proved(self.rows, row, self.tensors), row.name
         bounds = collapse(PRIMITIVES[row.operation](reads, constants, row.claims))
         self.bounds[row.name] = bounds
         linear, cut = None, None

@@ -102,6 +102,13 @@ def _output(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]
     return reads[0].bounds
 
 
+@primitive("lipsdp")
+def _lipsdp(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
+    """The end of a network; that the bound is proved is checked elsewhere."""
+    end, start = (read.bounds for read in reads)
+    return Bounds(end.radius, least(end.gain, uppers(c["bound"]) * start.gain), end.largest)
+
+
 @primitive("scaling")
 def _bound_scaling(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
     """Every entry times one of a tensor, whichever it is."""

@@ -8,19 +8,23 @@ import torch
 from torch import nn
 
 from wellnormed.certificates.certifying import certificate_of, promises_of
+from wellnormed.certificates.networks import Joint
 from wellnormed.certificates.walk import Walk
 from wellnormed.constraints import Constraints
 from wellnormed.program.capturing import capture
 
 
 def document_of(
-    model: nn.Module, example: Any, radius: float = 1.0, within: Constraints | None = None
+    model: nn.Module, example: Any, radius: float = 1.0, within: Constraints | None = None, joint: bool = False
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The document of a model's certificate, as it is read from JSON, and all tensors that it names."""
     torch.manual_seed(0)
     captured = capture(model.eval(), example, whole_batch=True)
     walk = Walk(captured, radius, promises_of(model, within, captured))
     walk.run()
+    if joint:
+        walk = Joint().improved(walk)
+        walk.run()
     known = {name: each.tensor for name, each in walk.ledger.used.items() if name not in walk.ledger.promises}
     named = known | {name: each.tensor for name, each in walk.stored.items()}
     tensors = {name: tensor.detach().numpy().copy() for name, tensor in named.items()}

@@ -60,6 +60,13 @@ def gates(self: Any, x: Tensor) -> Tensor:
     return torch.maximum(small.sort(-1)[0], x) + F.normalize(x, dim=-1, eps=0.1) + ball
 
 
+def network(self: Any, x: Tensor) -> Tensor:
+    """Functions with slopes of both signs, a residual whose branch is scaled, and a table of factors."""
+    y = F.gelu(self.first(x))
+    y = y - 0.5 * self.down(F.leaky_relu(self.up(y), 0.2)) + self.shift
+    return self.last(torch.tanh(y * self.scale))
+
+
 def small(name: str) -> tuple[nn.Module, Tensor]:
     """A model of that name and an example, the same every time."""
     torch.manual_seed(0)
@@ -67,6 +74,10 @@ def small(name: str) -> tuple[nn.Module, Tensor]:
     tokens, x = torch.randint(0, 65, (2, 6)), torch.randn(2, 4, 6)
     if name == "mlp":
         pair = nn.Sequential(linear(6, 8), nn.GELU(), linear(8, 3)), torch.randn(2, 6)
+    elif name == "network":
+        layers = {"first": linear(6, 5), "up": linear(5, 7), "down": linear(7, 5), "last": linear(5, 3)}
+        tensors = {"scale": torch.rand(5), "shift": torch.randn(5)}
+        pair = Function(network, **layers, **tensors), torch.randn(2, 4, 6)
     elif name == "attention":
         pair = Function(attention, fused=linear(16, 48, bias=False), output=linear(16, 16)), torch.randn(2, 3, 16)
     elif name == "attention with biases":
@@ -124,5 +135,5 @@ def constraints_of(name: str, model: nn.Module) -> Constraints | None:
 NAMES = (
     "mlp", "attention", "attention with biases", "gpt", "rotary gpt", "potential gpt", "encoder", "lstm", "moves",
     "convolutions", "transposed convolution", "convolution of tokens", "mixing", "gates", "activations",
-    "within caps", "rounded",
+    "within caps", "rounded", "network",
 )  # fmt: skip

@@ -24,7 +24,7 @@ from wellnormed.proof.rules import RULES
 @cache
 def _made(name: str) -> tuple[Any, dict[str, np.ndarray]]:
     model, example = small(name)
-    return document_of(model, example, within=constraints_of(name, model))
+    return document_of(model, example, within=constraints_of(name, model), joint=name == "network")
 
 
 def made(name: str) -> tuple[Any, dict[str, np.ndarray]]:

@@ -3,7 +3,7 @@
 import inspect
 import platform
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ import wellnormed
 from wellnormed._devices import default_on_cpu
 from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.certificate import Certificate
+from wellnormed.certificates.networks import Joint
 from wellnormed.certificates.progress import progress_lines
 from wellnormed.certificates.promising import promise_of
 from wellnormed.certificates.walk import Walk
@@ -40,6 +41,7 @@ def certify(
     output: str | int | None = None,
     margins: bool = False,
     within: Constraints | None = None,
+    effort: Literal["standard", "high"] | Joint = "standard",
     progress: bool = False,
     **inputs: Any,
 ) -> Certificate:
@@ -72,6 +74,10 @@ def certify(
             bound then holds for every model whose weights keep these promises: it is known before the first step of
             training, and true after each. Every trained parameter needs a promise; frozen parameters and buffers, such
             as running statistics, keep their values.
+        effort: With `high`, networks of linear maps and functions of every entry, also with residuals, are bounded
+            jointly: by the best multipliers of LipSDP, which take seconds to minutes to find, in the place of the
+            product of norms. Convolutions, attention and normalizations are bounded as before. (`require_same_model`
+            passes the multipliers of a certificate, as a `Joint`.)
         progress: Whether to show in a terminal how many operations are bounded.
         inputs: Further arguments of the call, by keyword, beside `example_input` or in its place: `input_ids=tokens`.
             An input that has the name of one of these settings goes into the dictionary `example_input`.
@@ -92,7 +98,14 @@ def certify(
     """
     require_model_or_program("certify", model, example_input=example_input, output=output, within=within, **inputs)
     _require_cpu(model.module if isinstance(model, Program) else model, within)
-    settings = {"radius": radius, "box": box, "output": output, "margins": margins, "within": within}
+    if effort not in ("standard", "high") and not isinstance(effort, Joint):
+        raise ValueError(f"certify: effort must be 'standard' or 'high', got {effort!r}")
+    joint = effort if isinstance(effort, Joint) else Joint() if effort == "high" else None
+    if within is not None and joint is not None:
+        raise ValueError(
+            "certify: effort='high' needs the entries of weights, and within= knows their caps only; leave one out"
+        )
+    settings = {"radius": radius, "box": box, "output": output, "margins": margins, "within": within, "effort": effort}
     example = example_input
     if not isinstance(model, Program):
         example = with_keywords("certify", model, example_input, settings | {"progress": progress}, inputs)
@@ -102,8 +115,11 @@ def certify(
 
         def bound(program: Program) -> None:
             promises = {} if isinstance(model, Program) else promises_of(model, within, program)
-            walks.append(Walk(program, domain, promises))
-            walks[-1].run(margins, bar("operations bounded"))
+            walks.append(walk := Walk(program, domain, promises))
+            walk.run(margins, bar("operations bounded"))
+            if joint is not None:
+                walks[-1] = joint.improved(walk)
+                walks[-1].run(margins, bar("operations bounded jointly"))
 
         if isinstance(model, Program):
             bound(model)

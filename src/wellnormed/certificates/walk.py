@@ -29,15 +29,24 @@ from wellnormed.proof.value import Value
 
 
 class Walk(Interpreter):
-    """Bounds the nodes of a program that its result is computed from; takes the arguments of a `Ledger`."""
+    """Bounds the nodes of a program that its result is computed from; takes the arguments of a `Ledger`.
+
+    Args:
+        program: The program.
+        radius: As for `Ledger`.
+        promises: As for `Ledger`.
+        improved: Node -> a function that returns its value again, with lower bounds.
+    """
 
     def __init__(
         self,
         program: Program,
         radius: Domain,
         promises: Mapping[str, Promise | None] | None = None,
+        improved: Mapping[fx.Node, Callable[[Ledger, Value], Value]] | None = None,
     ) -> None:
         super().__init__(program)
+        self._improved, self._plain = improved or {}, dict[Value, Value]()
         self.ledger = Ledger(radius, promises)
         self.values: dict[fx.Node, Any] = {}
         self.stored: dict[str, Stored] = {}
@@ -80,7 +89,7 @@ class Walk(Interpreter):
             )
         if margins:
             self.ledger.name = "margin"
-            margin(self.ledger, result)
+            margin(self.ledger, self._plain.get(result, result))
             self.ledger.name = "output"
         if not result.shape:
             result = pick(self.ledger, result, lambda t: t[None])
@@ -144,6 +153,14 @@ class Walk(Interpreter):
 
     def evaluate(self, node: fx.Node, operands: Any) -> Any:
         """A `Value` for what depends on the certified input, a `Stored` or a plain value for a constant."""
+        result = self._evaluated(node, operands)
+        if node not in self._improved or result in self._plain:
+            return result
+        improved = self._improved[node](self.ledger, result)
+        self._plain[improved] = result
+        return improved
+
+    def _evaluated(self, node: fx.Node, operands: Any) -> Any:
         if node.op == "placeholder" or is_stored(node, self.program):
             return self._tensor(node)
         if node in self.patterns:

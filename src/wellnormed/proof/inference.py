@@ -30,6 +30,8 @@ class Inference:
     axes: tuple[int, ...]
     shape_of: Callable[[str], tuple[int, ...]]
     """Gives the shape of a stored tensor."""
+    tensor: Callable[[str], np.ndarray]
+    """Gives the entries of a stored tensor."""
     bounds: list[Bounds]
     """For every input, the bounds of the groups along the axes in `reads`."""
     logits: np.ndarray | None = None

@@ -9,7 +9,7 @@ from wellnormed.proof.decimals import ONE, TWO, decimals, least, root
 from wellnormed.proof.inference import Inference, bias_of, map_of, weight_of
 from wellnormed.proof.reading import Axes, CheckError, Size, Sizes, require
 from wellnormed.proof.rows import Bounds
-from wellnormed.proof.value import UNIT, Base, Value
+from wellnormed.proof.value import UNIT, Base, Value, unmoved
 
 
 def linear(row: Inference, *, parts: Size) -> Bounds:
@@ -149,6 +149,8 @@ def margin(row: Inference, *, factor: float) -> Bounds:
 
 def margin_of(row: Inference, logits: Value) -> Decimal:
     """Return the largest change of a difference of two logits, if the row of margins has the map of these logits."""
+    if (whole := unmoved(logits)) is not None and whole.inference and whole.inference.operation == "lipsdp":
+        logits = whole.inference.inputs[0]  # which it is
     term = logits.terms[0]
     if len(logits.terms) > 1 or not isinstance(term.base, Base):
         raise CheckError("the margin is of a result that is a sum")

@@ -148,7 +148,7 @@ class Proof:
             name=row.name, operation=row.operation, inputs=inputs, shape=shape,
             constants=arguments(rule, row.constants, "its constants"),
             claims=[claims.stated(each) for each in row.claims], reads=reads, axes=axes, shape_of=self.shape_of,
-            bounds=[gather(x, read) for x, read in zip(inputs, reads, strict=True)],
+            tensor=self.tensor, bounds=[gather(x, read) for x, read in zip(inputs, reads, strict=True)],
         )  # fmt: skip
         bounds = Bounds(*map(collapse, rule(inference, **inference.constants)))
         for claim in inference.claims:

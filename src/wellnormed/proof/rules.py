@@ -16,6 +16,7 @@ from wellnormed.proof.attention import attention
 from wellnormed.proof.decimals import ONE, TWO, UP, ZERO, decimals, least, root
 from wellnormed.proof.functions import shape_of
 from wellnormed.proof.inference import Inference
+from wellnormed.proof.lipsdp import lipsdp
 from wellnormed.proof.products import average, convex_potential, convolution, linear, margin, matrix_product, product
 from wellnormed.proof.reading import Axes, CheckError, Positive, require
 from wellnormed.proof.rows import Bounds
@@ -104,15 +105,15 @@ def _shift(row: Inference, *, over: Axes | None = None) -> Bounds:
 def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = ()) -> Bounds:
     """A function of every entry, with its settings; the claim of a learned slope says that no slope exceeds it."""
     row.keeps_shape(claims=(0, 1))
-    slope, growth, at_zero, ceiling = shape_of(function, *numbers)
+    shape = shape_of(function, *numbers)
     if row.claims:
         claim = row.claim(0, "max_abs")
         require(function == "leaky_relu" and claim.values[0] <= numbers[0], "its slope is less than its claim")
     (x,), count = row.bounds, root(row.entries())
-    radius, largest = growth * x.radius + at_zero * count, growth * x.largest + at_zero
-    if ceiling is not None:
-        radius, largest = least(radius, ceiling * count), least(largest, ceiling)
-    return Bounds(radius, slope * x.gain, largest)
+    radius, largest = shape.growth * x.radius + shape.at_zero * count, shape.growth * x.largest + shape.at_zero
+    if shape.ceiling is not None:
+        radius, largest = least(radius, shape.ceiling * count), least(largest, shape.ceiling)
+    return Bounds(radius, shape.slope * x.gain, largest)
 
 
 def _normalization(row: Inference, *, eps: Positive, over: Axes) -> Bounds:
@@ -159,6 +160,6 @@ RULES: dict[str, Callable[..., Bounds]] = {
     "matrix_product": matrix_product, "product": product, "elementwise": _elementwise, "ball": _ball, "unit": _unit,
     "normalization": _normalization, "softmax": _softmax, "log_softmax": _log_softmax, "attention": attention,
     "scaling": _scaling, "shift": _shift, "convolution": convolution, "convex_potential": convex_potential,
-    "margin": margin,
+    "margin": margin, "lipsdp": lipsdp,
 }  # fmt: skip
 """Name of a primitive -> its rule."""

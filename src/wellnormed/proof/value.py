@@ -108,6 +108,14 @@ class Value:
     """Axes of groups -> their bounds, as far as `gather` has derived them."""
 
 
+def unmoved(value: Value) -> Base | None:
+    """The base that a value is, with neither a factor nor an entry moved; None for any other value."""
+    for term in value.terms if len(value.terms) == 1 else ():
+        if isinstance(term.base, Base) and term.index is term.base.order and term.factor is None:
+            return term.base
+    return None
+
+
 def taken(value: Value, positions: np.ndarray) -> Value:
     """Take the entries at flat positions, and zero where a position is -1; the result has the shape of `positions`."""
     terms = []

@@ -1,0 +1,156 @@
+"""Where a program has networks that can be bounded jointly, and their rows: `certify(effort="high")`.
+
+A network leads from one value to another by linear maps, functions of every entry, sums and products with constants.
+The plain walk bounds each of these for itself; a second walk adds, at the end of every largest network, a row with the
+joint bound that `proof.lipsdp` proves.
+"""
+
+from collections import defaultdict
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from wellnormed._warnings import warn
+from wellnormed.certificates.axes import inner_axes
+from wellnormed.certificates.certificate import Certificate
+from wellnormed.certificates.ledger import Ledger, Stored
+from wellnormed.certificates.semidefinite import solve
+from wellnormed.certificates.walk import Walk
+from wellnormed.program.errors import UncertifiableError
+from wellnormed.proof import CheckError, Proof
+from wellnormed.proof.lipsdp import DEEPEST, MOST, Network, applies, joins, slopes_of
+from wellnormed.proof.value import Base, Value, unmoved
+
+_MARGINS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+"""What is added to a bound that was found in floats until it is proved, as a share of it."""
+
+
+class Reach(NamedTuple):
+    """The largest network that leads to a value."""
+
+    start: Value
+    bases: frozenset[Base]
+    """The results of its linear maps and functions."""
+
+    @property
+    def gains(self) -> bool:
+        """Whether a joint bound can be below the product of the single ones."""
+        return sum(base.divisible for base in self.bases) > 1
+
+
+class Reaches:
+    """The networks that lead to the values of a proof."""
+
+    def __init__(self, proof: Proof) -> None:
+        self._proof, self._known = proof, dict[Value, Reach]()
+
+    def of(self, x: Value) -> Reach:
+        """The network that leads to a value, from the value itself if no operation before it can be part of one."""
+        if x not in self._known:
+            self._known[x] = self._of(x)
+        return self._known[x]
+
+    def _of(self, x: Value) -> Reach:
+        if not x.shape:
+            return Reach(x, frozenset())
+        starts, bases, alone = set[Value](), frozenset[Base](), Reach(x, frozenset())
+        for term in x.terms:
+            base = term.base
+            if not isinstance(base, Base):
+                continue
+            if not applies(term, base):
+                return alone
+            if joins(base) and (not _function(base) or slopes_of(base.inference)[1] > 0):
+                before = self.of(base.inference.inputs[0])
+                starts.add(before.start)
+                bases |= before.bases | {base}
+            else:
+                row = self._proof.values.get(base.name, x)
+                starts.add(row if unmoved(row) is base else x)
+        if len(starts) != 1:
+            return alone
+        (start,), functions = starts, [*filter(_function, bases)]
+        entries = start.shape[-1] + sum(base.shape[-1] for base in functions) + x.shape[-1]
+        fits = start.shape[:-1] == x.shape[:-1] and entries <= MOST and len(bases) <= DEEPEST
+        return Reach(start, bases) if fits else alone
+
+
+def _function(base: Base) -> bool:
+    return base.inference is not None and base.inference.operation == "elementwise"
+
+
+def ends_of_networks(walk: Walk) -> dict[fx.Node, str]:
+    """The nodes of a finished walk at which a largest network ends, each with the name of the network's start.
+
+    Some operation that reads the node's value is no part of this network. Only networks of several linear maps count.
+    """
+    reaches, readers = Reaches(walk.ledger.proof), defaultdict[fx.Node, list[fx.Node]](list)
+    nodes = [node for node in walk.needed(walk.program.result) if isinstance(walk.values.get(node), Value)]
+    found = {node: reaches.of(walk.values[node]) for node in nodes}
+    for node in nodes:
+        for source in walk.sources(node):
+            readers[source].append(node)
+    ends = [n for n in nodes if not readers[n] or not all(found[n].bases <= found[r].bases for r in readers[n])]
+    return {node: found[node].start.name for node in ends if found[node].gains}
+
+
+class Joint:
+    """Adds the rows of joint bounds; with a certificate, its own rows in the place of new ones.
+
+    Args:
+        known: The certificate whose multipliers are used again.
+    """
+
+    def __init__(self, known: Certificate | None = None) -> None:
+        self._known = known
+
+    def improved(self, walk: Walk) -> Walk:
+        """A walk that will bound the networks of a finished one jointly."""
+        improved = {node: partial(self.bound, start) for node, start in ends_of_networks(walk).items()}
+        if not improved:
+            warn(
+                "certify: effort='high' found nothing to bound jointly: two linear maps or more, with nothing but "
+                "functions of every entry, sums and factors between them, that have few enough entries"
+            )
+        return Walk(walk.program, walk.ledger.radius, walk.ledger.promises, improved)
+
+    def bound(self, of: str, ledger: Ledger, end: Value) -> Value:
+        """The end of a network from a start of that name with the joint bound; as it is if no lower one is proved."""
+        start, name, last = ledger.proof.values[of], f"{ledger.name}.lipsdp", len(end.shape) - 1
+        axes = sorted({*inner_axes(end), *inner_axes(start), last})
+        if self._known is None:
+            end_gain, start_gain = (ledger.bounds(x, axes).gain.max() for x in (end, start))
+            constants = _solved(ledger, start, end, name, float(end_gain / start_gain)) if start_gain else None
+        else:
+            constants = next((row.constants for row in self._known.rows if row.name == name), None)
+            for each in (constants or {}).get("multipliers", ()):
+                ledger.use(Stored(each, self._known.computed[each], computed=True))
+        if constants is None:
+            return end
+        try:
+            reads = [(end, axes), (start, axes)]
+            return ledger.derive("lipsdp", reads, shape=end.shape, constants=constants, name=name)
+        except UncertifiableError:  # other weights than those of the certificate
+            if self._known is None:
+                raise
+            return end
+
+
+def _solved(ledger: Ledger, start: Value, end: Value, name: str, known: float) -> dict[str, Any] | None:
+    """The constants of a row with a bound below the known one; None if none was found and proved."""
+    network = Network(start, ledger.proof.tensor)
+    try:
+        maps = network.maps(end)
+        multipliers, bound = solve(network.functions, maps, start.shape[-1])
+    except (CheckError, torch.linalg.LinAlgError):  # its maps are too large, or the program is too badly scaled
+        return None
+    for margin in _MARGINS:
+        stated = bound * (1 + margin)
+        if not 0 < stated < known:
+            return None
+        if network.proves(maps, multipliers, stated):
+            tensors = [ledger.computed(f"{name}.{i}", torch.from_numpy(each)) for i, each in enumerate(multipliers)]
+            return {"multipliers": [ledger.use(each) for each in tensors], "bound": stated}
+    return None
