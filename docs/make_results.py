@@ -390,6 +390,17 @@ def attacks() -> Lines:
             for name, found in content["results"].items()
         ],
     )  # fmt: skip
+    content = load("sdp-bounds.json")
+    yield from ("## Joint bounds", "")
+    yield from origin("sdp-bounds.json", content)
+    yield from table(
+        "network | product | joint | found | seconds",
+        [
+            (row["network"], *(shown(row[key], ".5g", up=key != "found") for key in ("product", "joint", "found")),
+             f"{row['seconds']:.1f}")
+            for row in content["rows"]
+        ],
+    )  # fmt: skip
     content = load("certified-mnist.json")
     yield from ("## Certified MNIST", "")
     yield from origin("certified-mnist.json", content)
