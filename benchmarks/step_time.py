@@ -20,7 +20,8 @@ import torch
 from torch.nn import functional as F
 
 from papers.header import header, write_result
-from wellnormed.constraints import Constraints, HardCap, SpectralNormalize, constrain
+from wellnormed.certificates import constrain
+from wellnormed.constraints import Constraints, HardCap, SpectralNormalize
 from wellnormed.models import build
 from wellnormed.models.files import Model
 from wellnormed.optim import Scion

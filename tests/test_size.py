@@ -11,12 +11,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 AT_MOST = {
-    "benchmarks": 2378,
+    "benchmarks": 2379,
     "campaigns": 2334,
     "papers": 5688,
     "src/wellnormed": 635,
-    "certificates": 3930,
-    "constraints": 1100,
+    "certificates": 4364,
+    "constraints": 1104,
     "data": 608,
     "matrix": 1290,
     "models": 666,
@@ -28,8 +28,8 @@ AT_MOST = {
     "program": 1175,
     "proof": 1930,
     "routing": 863,
-    "train": 1928,
-    "tests": 23799,
+    "train": 1929,
+    "tests": 24046,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
         optim,
         program,
     )
-    from wellnormed.certificates import certify, lower_bound, verify
-    from wellnormed.constraints import ColumnCap, HardCap, SoftCap, constrain
+    from wellnormed.certificates import certify, constrain, lower_bound, verify
+    from wellnormed.constraints import ColumnCap, HardCap, SoftCap
     from wellnormed.models import export
     from wellnormed.norms import ColNorm, Sign, Spectral
     from wellnormed.optim import Almond, Averaged, Muon, Scion
@@ -66,10 +66,10 @@ _HOMES = {
     **dict.fromkeys(("ColNorm", "Sign", "Spectral"), ".norms"),
     **dict.fromkeys(("assign_norms", "initialize_"), ".routing"),
     **dict.fromkeys(("Almond", "Averaged", "Muon", "Scion"), ".optim"),
-    **dict.fromkeys(("ColumnCap", "HardCap", "SoftCap", "constrain"), ".constraints"),
+    **dict.fromkeys(("ColumnCap", "HardCap", "SoftCap"), ".constraints"),
     "capture": ".program",
     "export": ".models",
-    **dict.fromkeys(("certify", "lower_bound", "verify"), ".certificates"),
+    **dict.fromkeys(("certify", "constrain", "lower_bound", "verify"), ".certificates"),
 }
 
 _ROOMS = ("data", "parallel", "proof", "routing", "train")

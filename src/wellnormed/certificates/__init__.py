@@ -18,6 +18,7 @@ __getattr__, __dir__ = lazy_namespace(
         "Stored": ".ledger",
         "UncertifiableError": "wellnormed.program.errors",
         "certify": ".certifying",
+        "constrain": ".constraining",
         "inner_axes": ".axes",
         "largest_entries": ".observing",
         "lower_bound": ".search",

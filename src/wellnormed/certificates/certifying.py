@@ -2,6 +2,7 @@
 
 import inspect
 import platform
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -182,10 +183,25 @@ def promises_of(model: nn.Module, within: Constraints | None, program: Program) 
                 f"certify: {name} has norm {shown(float(proved))}, and {assumed(bound)} is promised; take the step "
                 "that brings it back, or certify without `within`"
             )
-    stored = [(name, own.tensor) for name, own in program.stored.items()]
-    trained = [tensor for _, tensor in named + stored if tensor.requires_grad] + within.parameters()
-    memory = [_memory(tensor) for tensor in trained]
     promises = {name: promise_of(name, norm, bound, p.shape) for name, (p, norm, bound) in constrained.items()}
+    return promised(model, program, promises, within.parameters())
+
+
+def promised(
+    model: nn.Module, program: Program, promises: Mapping[str, Promise | None], others: Iterable[Tensor] = ()
+) -> dict[str, Promise | None]:
+    """Name of every stored tensor in the memory of a parameter that is trained, or of one of `others` -> its promise.
+
+    Args:
+        model: Whose parameters these are.
+        program: Whose stored tensors these are.
+        promises: Name of a parameter of the model -> its promise.
+        others: Further parameters that change.
+    """
+    stored = [(name, own.tensor) for name, own in program.stored.items()]
+    named = list(model.named_parameters(remove_duplicate=False))
+    trained = [tensor for name, tensor in named + stored if tensor.requires_grad or name in promises]
+    memory = [_memory(tensor) for tensor in (*trained, *others)]
     return {
         name: promises.get(name) for name, tensor in stored if any(_overlap(_memory(tensor), other) for other in memory)
     }

@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -95,23 +96,29 @@ LARGE = 3.0
 
 def _why_large(certificate: "Certificate") -> list[str]:
     """Which operations make a bound large, if it is: what each kind of them multiplies it by on the largest path."""
-    total, rows = certificate.log10_lipschitz, {row.name: row for row in certificate.rows}
-    if total < LARGE:
+    if (total := certificate.log10_lipschitz) < LARGE:
         return []
-    gains: dict[str, Decimal] = {}
-    for row in certificate.rows:
+    made: dict[str, list[float]] = defaultdict(list)
+    for row, factor in factors(certificate.rows):
+        made[row.operation].append(factor)
+    ranked = sorted(made, key=lambda kind: -sum(made[kind]))
+    large = [kind for kind in ranked if sum(made[kind]) > total / 20]
+    words = ", ".join(f"{word(x)} makes about 10^{sum(made[x]):.1f} in {len(made[x])} rows" for x in large)
+    return [f"why it is large: {words}. {_NORMALIZATIONS if ranked[0] == 'normalization' else _WEIGHTS}"]
+
+
+def factors(rows: Sequence[Row]) -> list[tuple[Row, float]]:
+    """The rows on the largest path, from the last one on, with the decimal logarithm of what each multiplies by."""
+    named, gains = {row.name: row for row in rows}, dict[str, Decimal]()
+    for row in rows:
         inputs = [gains[name] for name in row.inputs]
         before = sum(inputs, Decimal(0)) if row.operation == "add" else max(inputs, default=Decimal(0))
         gains[row.name] = before if row.bounds is None else largest_rms(row, "gain")
-    made: dict[str, list[float]] = defaultdict(list)
-    row = certificate.rows[-1]
+    path, row = [], rows[-1]
     while row.inputs and gains[name := max(row.inputs, key=gains.__getitem__)]:
-        made[row.operation].append(float((gains[row.name] / gains[name]).log10()))
-        row = rows[name]
-    ranked = sorted(made, key=lambda kind: -sum(made[kind]))
-    large = [kind for kind in ranked if sum(made[kind]) > total / 20]
-    factors = ", ".join(f"{word(x)} makes about 10^{sum(made[x]):.1f} in {len(made[x])} rows" for x in large)
-    return [f"why it is large: {factors}. {_NORMALIZATIONS if ranked[0] == 'normalization' else _WEIGHTS}"]
+        path.append((row, float((gains[row.name] / gains[name]).log10())))
+        row = named[name]
+    return path
 
 
 _NORMALIZATIONS = "Each normalization makes up to 1 / sqrt(eps): a bound of use needs a model without them"

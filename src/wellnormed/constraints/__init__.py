@@ -1,6 +1,5 @@
-"""What happens to a weight after every step, and `constrain`, which attaches it to any optimizer."""
+"""What happens to a weight after every step. `wn.constrain` attaches it to any optimizer."""
 
-from wellnormed.constraints.attach import constrain as constrain
 from wellnormed.constraints.attached import Constraints as Constraints
 from wellnormed.constraints.base import TARGET as TARGET
 from wellnormed.constraints.base import Constraint as Constraint

@@ -1,13 +1,16 @@
-"""`constrain`: which constraint holds which parameter of an optimizer; what makes no sense is refused by name."""
+"""Which constraint holds which parameter of an optimizer; what makes no sense is refused by name.
+
+`certificates.constraining` has `constrain`, which users call.
+"""
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from wellnormed._inputs import is_quantized, require_flags, require_hashable, require_patterns
+from wellnormed._inputs import is_quantized, require_hashable, require_patterns
 from wellnormed.constraints.attached import Constraints
 from wellnormed.constraints.base import Constraint
 from wellnormed.constraints.caps import ColumnCap, EntryCap, SoftCap
@@ -16,59 +19,11 @@ from wellnormed.constraints.steps import BoundsItsSteps, attached_to
 from wellnormed.optim import Averaged
 from wellnormed.parallel.layout import local, refuse_untrainable, whole
 from wellnormed.routing import AssignedParameter, Assignment, assign_norms
+from wellnormed.routing.patterns import Matched
 
 
-def constrain(
-    optimizer: torch.optim.Optimizer,
-    constraints: Mapping[str, Constraint],
-    norms: Assignment | nn.Module | None = None,
-    *,
-    prove: bool = True,
-) -> Constraints:
-    """Keep weights in bounds: constraints hold as long as only the optimizer moves the weights.
-
-    Whoever else writes into them calls `project_()` on what this returns. Weights above their cap are brought below it
-    at once; from then on every step is checked before and corrected after. A parameter that did not move is left alone.
-
-    What torch counts is seen without a call: `load_state_dict`, and writes into a parameter or memory that is put in
-    its place, as by `vector_to_parameters`. Before the next step such weights are brought back where they are not
-    proved to keep their promise; a checkpoint that keeps it is continued bit for bit. Not counted are writes through
-    `parameter.data` or a NumPy view, and `torch.distributed.checkpoint.load` into weights that are cut over processes.
-
-    Rates and weights may be changed by closures, by pre-hooks of the step and around `step` in a subclass: an optimizer
-    of this library has its constraints act within its step, on the numbers that it multiplies with. For any other, and
-    for post-hooks that write weights, a hook of your own belongs before this one as a pre-hook and after it as a
-    post-hook, and a closure must not write them. What a constraint promises, or that it promises nothing, is said in
-    its own text. A copied or unpickled optimizer of this library keeps its constraints.
-
-    Args:
-        optimizer: Any optimizer. Those of `wellnormed.optim` know their parameters' names and norms and the norm of
-            their steps; for any other pass `norms`.
-        constraints: Name pattern (`fnmatch`; a module's name stands for all below it) -> constraint. Every one must act
-            on at least one parameter that its pattern matches (a spectral one passes by biases; `print` shows what is
-            constrained, what is not, and why), and no parameter may have two different ones.
-        norms: The model, or what `assign_norms` returned for it; needed for optimizers of other libraries.
-        prove: Whether norms by singular values are proved at once, and again when a state is loaded, which takes one
-            thread of the CPU `m n^2` operations in float64 for each weight. Without it a cap writes every weight by its
-            own function, which aims 2e-5 below and ends at most 1e-5 above, and `load_state_dict` takes the weights for
-            those that the state was saved with: pass False where checksums say so, and prove what you publish.
-
-    Returns:
-        The attached constraints, with `project_()`, `norm_ratios()` (estimates), `proved_ratios()`, `state_dict()` and
-        `remove()`.
-
-    Example:
-        >>> import torch, wellnormed as wn
-        >>> model = torch.nn.Linear(8, 8, bias=False)
-        >>> optimizer = wn.Scion(model, lr=0.5)
-        >>> constraints = wn.constrain(optimizer, {"weight": wn.SoftCap(1.0)})
-        >>> for _ in range(20):
-        ...     model(torch.randn(4, 8)).sum().backward()
-        ...     optimizer.step()
-        >>> constraints.proved_ratios()["weight"] <= 1
-        True
-    """
-    require_patterns("constrain: ", {"constraints": constraints})
+def constrainable(optimizer: object) -> torch.optim.Optimizer:
+    """The optimizer whose steps are followed by constraints: that within an average."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"constrain: optimizer is of type {type(optimizer).__name__}; pass the optimizer itself")
     if isinstance(optimizer, Averaged):
@@ -78,20 +33,40 @@ def constrain(
             "constrain: ZeroRedundancyOptimizer sends its weights after its step, past the constraints; use an "
             "optimizer of this library with process_group=, or fully_shard (FSDP2)"
         )
-    require_flags("constrain: ", {"prove": prove})
+    return optimizer
+
+
+def norms_of(optimizer: torch.optim.Optimizer, norms: Assignment | nn.Module | None) -> Assignment:
+    """The norms in which constraints measure: those given, else those of the optimizer."""
     if norms is None and isinstance(optimizer, BoundsItsSteps):
         norms = optimizer.assignment
     if isinstance(norms, nn.Module):
         norms = assign_norms(norms)
     if not isinstance(norms, Assignment):
         raise ValueError(f"constrain: norms must be the model or its Assignment, got {norms!r}; pass norms=model")
-    owned = {p for group in optimizer.param_groups for p in group["params"]}
-    taken = {name for other in attached_to(optimizer) for name in other.names}
+    return norms
+
+
+def matched(constraints: Mapping[str, Constraint], norms: Assignment) -> Matched:
+    """Which pattern's constraint holds which parameter; a pattern that holds none is refused."""
+    require_patterns("constrain: ", {"constraints": constraints})
     for pattern, constraint in constraints.items():
         _refuse_no_constraint(pattern, constraint)
-    owner, passed_by = norms.match(
-        constraints, "constraints of constrain", lambda pattern, a: _why_not(constraints[pattern], a)
-    )
+    why_not = lambda pattern, a: _why_not(constraints[pattern], a)  # noqa: E731
+    return norms.match(constraints, "constraints of constrain", why_not)
+
+
+def attach(
+    optimizer: torch.optim.Optimizer,
+    constraints: Mapping[str, Constraint],
+    norms: Assignment,
+    prove: bool,
+    make: Callable[..., Constraints] = Constraints,
+) -> Constraints:
+    """Attach to an optimizer what `constrain` was given, of which `make` makes one object."""
+    owned = {p for group in optimizer.param_groups for p in group["params"]}
+    taken = {name for other in attached_to(optimizer) for name in other.names}
+    owner, passed_by = matched(constraints, norms)
     assigned, constrained = {a.name: a for a in norms}, {}
     for name, pattern in owner.items():
         a, constraint = assigned[name], constraints[pattern]
@@ -121,7 +96,7 @@ def constrain(
     }
     left_out |= dict.fromkeys(taken & left_out.keys(), "an earlier `constrain` holds it")
     left_out |= dict.fromkeys(norms.frozen, "it is frozen")
-    return Constraints(optimizer, tuple(constrained.values()), left_out, prove)
+    return make(optimizer, tuple(constrained.values()), left_out, prove)
 
 
 def _why_not(constraint: Constraint, a: AssignedParameter) -> str:

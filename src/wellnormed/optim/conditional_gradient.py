@@ -64,7 +64,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         validation.refuse_unknown(type(self), settings)
         settings = {**self.preset, **settings}
         groups, assignment = self._resolve(params, settings)
-        self._model = next((each for each in (params, settings.get("norms")) if isinstance(each, nn.Module)), None)
+        self.model = next((each for each in (params, settings.get("norms")) if isinstance(each, nn.Module)), None)
         later = {key: value for key, value in settings.items() if key not in _OF_THE_WHOLE}
         self._chosen = cast(EngineSettings, later)  # for parameters that join in the middle of training
         self._process_group = settings.get("process_group")
@@ -156,7 +156,7 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     def _known_later(self, members: list[tuple[str, nn.Parameter]]) -> Assignment:
         """The norms that are known for parameters that come later: those of all that the model holds now."""
-        return Assignment(()) if self._model is None else self._resolve(self._model, self._chosen)[1]
+        return Assignment(()) if self.model is None else self._resolve(self.model, self._chosen)[1]
 
     def _index(self) -> None:
         """Find whose group is whose, and check the settings, where somebody has changed any since the last time.
@@ -415,7 +415,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._averaged = {}  # settings and averages come together
         super().__setstate__(state)
         if "_norms" not in vars(self):  # a copy: without its model, and without the process group, which has no copy
-            self._model, self._process_group = None, None
+            self.model, self._process_group = None, None
             self._begin()
             self._adopt(self.assignment)
             if self.attached:

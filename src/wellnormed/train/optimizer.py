@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import wellnormed.constraints as constraints
+from wellnormed.certificates import constrain
 from wellnormed.constraints import Constraint
 from wellnormed.models.files import Model
 from wellnormed.models.gpt import GPT, Attention, FeedForward
@@ -101,4 +102,4 @@ def build_optimizer(
         return moved, None
     norms = optimizer.assignment if isinstance(optimizer, Scion) else assign_norms(model, recipe="modular")
     # what a constraint has written keeps its promise, and a checkpoint has checksums: proofs are for what is published
-    return moved, constraints.constrain(optimizer, weight_constraints(model, config), norms, prove=False)
+    return moved, constrain(optimizer, weight_constraints(model, config), norms, prove=False)

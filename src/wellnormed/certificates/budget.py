@@ -1,0 +1,346 @@
+"""Caps that keep a Lipschitz constant, and move to where they cost the loss least: `constrain(lipschitz=...)`."""
+
+import contextlib
+import copy
+import math
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellnormed._devices import default_on_cpu, recording
+from wellnormed._inputs import require_numbers
+from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
+from wellnormed.certificates.certifying import example_of
+from wellnormed.certificates.printing import factors
+from wellnormed.certificates.promising import promise_of
+from wellnormed.certificates.within import LEAST, BudgetError, Capped, Caps, Within
+from wellnormed.constraints import ColumnCap, Constraint, Constraints, HardCap, core
+from wellnormed.constraints.attach import attach, matched, norms_of
+from wellnormed.constraints.caps import Cap, EntryCap
+from wellnormed.constraints.constrained import Constrained, matching_state
+from wellnormed.parallel.layout import Mark, mark, whole
+from wellnormed.program.comparing import captured
+from wellnormed.program.domain import Domain
+from wellnormed.program.program import Program
+from wellnormed.proof.decimals import shown
+from wellnormed.routing import AssignedParameter, Assignment
+from wellnormed.routing.patterns import bare_names
+from wellnormed.routing.tables import aligned
+
+SAMPLES = 10
+"""How many gradients are looked at from one move of the caps to the next."""
+LONGEST, SHORTEST, KEPT = 0.2, 0.01, 0.5
+"""The largest change of a cap's logarithm in a move; the one below which none is made; and the share of what was
+measured that counts at the next move as well."""
+FREE = 1e3
+"""The cap of a parameter that the constant does not depend on, as the biases of an MLP: a bound, but no limit."""
+
+
+class Budget(Constraints):
+    """Constraints whose caps keep a constant, and are moved every so many steps.
+
+    **What holds.** After every step each weight is within its cap, and `Within` has proved, by the rows of a
+    certificate, that all weights within these caps give a constant of at most the one that was asked for. It is proved
+    again whenever caps have moved, before weights are brought below those that fell, and all that happens within one
+    call of `step`; where no proof is found, caps stay. It holds for the values of frozen parameters and buffers, and is
+    proved again when these were written.
+
+    **Where caps start.** In proportion to the norms of the weights, at least 1 each, times the one factor that gives
+    the constant. Parameters that it does not depend on are free; a table of tokens has the radius of the domain.
+
+    **Where caps move.** With `e_i = -<gradient_i, W_i>`, the loss that a larger cap would save, and
+    `a_i = d log L / d log c_i`, a small change `t_i` of the logarithms of the caps saves `sum e_i t_i` and costs
+    `sum a_i t_i`. Where the loss is least at a constant L all `e_i / a_i` agree (Lagrange), and log L is convex in the
+    logarithms of caps wherever no minimum of two rules is taken. So caps move along `t_i ~ e_i / a_i - sum e / sum a`,
+    the steepest ascent of what is saved along the surface of constant L when `sum a_i t_i^2` measures lengths, by at
+    most `LONGEST`; then one factor on all of them gives the constant again.
+
+    Averages of weights keep caps that stand still, and not those that move: under `wn.Averaged` caps stay.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        constrained: tuple[Constrained, ...],
+        left_out: Mapping[str, str],
+        prove: bool,
+        *,
+        within: Within,
+        asked: float,
+        caps: Caps,
+        costs: Mapping[str, float],
+        fixed: Mapping[str, Tensor],
+        every: int,
+    ) -> None:
+        self._within, self._asked, self._every = within, asked, every
+        self._fixed: dict[str, tuple[Tensor, Mark]] = {name: (tensor, mark(tensor)) for name, tensor in fixed.items()}
+        self._moving = [c for c in constrained if c.name in costs]
+        self._caps = {name: torch.tensor(cap, dtype=torch.float64) for name, cap in caps.items()}
+        self._saved = {c.name: torch.zeros((), device=c.parameter.device) for c in self._moving}
+        self._count = torch.zeros((), dtype=torch.int64)
+        self._costs = {c.name: torch.tensor(costs[c.name], dtype=torch.float64) for c in self._moving}
+        super().__init__(optimizer, constrained, left_out, prove)
+
+    def __str__(self) -> str:
+        """The caps, and the shares of the constant and of the loss that each has: at the best caps these agree."""
+        costs, saved = ({name: float(x) for name, x in each.items()} for each in (self._costs, self._saved))
+        total, largest = sum(costs.values()), sum(map(abs, saved.values()))
+        rows = [("parameter", "constraint", "of log L", "of the loss")]
+        for c in self._constrained:
+            cost, save = costs.get(c.name), saved.get(c.name)
+            rows.append((
+                c.name, self.shown()[c.name], "" if cost is None else f"{cost / (total or 1):.0%}",
+                "" if save is None or not largest else f"{save / largest:.0%}",
+            ))  # fmt: skip
+        rows += [(name, "none", "", why) for name, why in self._left_out.items()]
+        moves = f"move every {self._every} steps" if self._every else "stay"
+        head = f"Lipschitz constant at most {shown(self._asked)} after every step; caps {moves}"
+        return f"{head}\n{aligned(rows)}"
+
+    __repr__ = __str__
+
+    def caps(self) -> dict[str, float]:
+        """The caps that were found, by the name of the parameter."""
+        return {name: float(cap) for name, cap in self._caps.items()}
+
+    def before(self, optimizer: torch.optim.Optimizer, changes: Mapping[str, float]) -> None:
+        self._require_proved()
+        super().before(optimizer, changes)
+        if not self._every or len(self._still) == len(self._constrained) or self._recording():
+            return
+        self._count += 1
+        if int(self._count) % max(1, self._every // SAMPLES) == 0:
+            for c in self._moving:
+                if (gradient := c.parameter.grad) is not None and self._costs[c.name] > 0:
+                    product = gradient.detach().float() * c.parameter.detach().float()
+                    self._saved[c.name] -= whole(product.sum())
+
+    def after(self, optimizer: torch.optim.Optimizer) -> None:
+        super().after(optimizer)
+        if self._every and int(self._count) and int(self._count) % self._every == 0 and not self._recording():
+            self._move()
+
+    def accept(self, written: Container[Tensor]) -> None:
+        self._every = 0  # an average of weights is within caps that stand still
+        super().accept(written)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """As for `Constraints`; the constant is proved for the caps of the state before anything is changed."""
+        saved, bare = matching_state(state, self._flat_state()), bare_names(c.name for c in self._constrained)
+        caps = {name: float(saved[f"{bare[name]}.cap"]) for name in self._caps}
+        self._refresh()
+        if not self._keeps(caps):
+            raise ValueError(
+                f"load_state_dict: the caps of this state do not keep the constant {shown(self._asked)}; load a state "
+                "that was saved with lipschitz= this or less"
+            )
+        self._see()
+        self._take(caps)
+        super().load_state_dict(state)
+
+    def _flat_state(self) -> dict[str, Tensor]:
+        bare = bare_names(c.name for c in self._constrained)
+        own = {f"{bare[name]}.cap": cap for name, cap in self._caps.items()}
+        for key, tensors in {"cost": self._costs, "saved": self._saved}.items():
+            own |= {f"{bare[name]}.{key}": tensor for name, tensor in tensors.items()}
+        own |= {f"{bare[c.name]}.steps": self._count for c in self._moving[:1]}
+        return super()._flat_state() | own
+
+    def _recording(self) -> bool:
+        return any(recording(c.parameter.device) for c in self._moving)
+
+    def _refresh(self) -> list[str]:
+        """Have the proof look at the frozen parameters and buffers that were written since: their names."""
+        written = [name for name, (tensor, seen) in self._fixed.items() if mark(tensor) != seen]
+        for name in written:
+            self._within.refresh(name, self._fixed[name][0])
+        return written
+
+    def _require_proved(self) -> None:
+        """Refuse a step when frozen parameters or buffers have values with which the constant is not proved."""
+        if not (written := self._refresh()):
+            return
+        if not self._keeps(self.caps()):
+            raise ValueError(
+                f"the constant {shown(self._asked)} is not proved for what was written into {', '.join(written)}, on "
+                "which the bound depends; put the old values back, or call remove() and constrain again. Running "
+                "statistics stay as they are in eval()"
+            )
+        self._see()
+
+    def _keeps(self, caps: Caps) -> bool:
+        return self._within.constant(caps) <= Decimal(self._asked)
+
+    def _see(self) -> None:
+        self._fixed = {name: (tensor, mark(tensor)) for name, (tensor, _) in self._fixed.items()}
+
+    def _move(self) -> None:
+        """Move the caps to where they save more of the loss at the same constant, and bring weights below them."""
+        for tensor in self._saved.values():
+            tensor.nan_to_num_(0.0, 0.0, 0.0)
+        signed = {f"{sign}{name}": max(0.0, sign * float(x)) for name, x in self._saved.items() for sign in (1, -1)}
+        agreed = self._agree(signed)
+        for tensor in self._saved.values():
+            tensor *= KEPT
+        before = self.caps()
+        costs = {name: float(cost) for name, cost in self._costs.items() if float(cost) > 0}
+        saved = {name: agreed[f"1{name}"] - agreed[f"-1{name}"] for name in costs}
+        scale, total = sum(map(abs, saved.values())), sum(costs.values())
+        level, unit = sum(saved.values()) / (total or 1), LONGEST * total / (scale or 1)
+        ahead = {name: unit * (saved[name] / cost - level) for name, cost in costs.items()}
+        if max(map(abs, ahead.values()), default=0.0) < SHORTEST:
+            return
+        moved = {name: before[name] * math.exp(min(LONGEST, max(-LONGEST, by))) for name, by in ahead.items()}
+        still = {name: cap for name, cap in before.items() if name not in moved}
+        try:
+            caps = self._within.scaled(moved, self._asked, still, total)
+        except BudgetError:
+            return
+        self._take(caps)
+        core.project([c for c in self._moving if caps[c.name] < before[c.name]], self._placement)
+        self._remember()
+        steps = {name: math.log(caps[name] / before[name]) for name in costs}
+        wrong = sum(costs[name] * step for name, step in steps.items()) / sum(step**2 for step in steps.values())
+        for name, step in steps.items():  # the change that was foreseen was not there: Broyden's least correction
+            self._costs[name].fill_(max(costs[name] - wrong * step, costs[name] / 2))
+        one = list(costs)[int(self._count) // self._every % len(costs)]
+        self._costs[one].fill_(self._within.elasticities(caps, [one])[one])
+
+    def _take(self, caps: Caps) -> None:
+        """Have constraints hold these caps."""
+        for c in self._constrained:
+            if c.name in caps:
+                self._caps[c.name].fill_(caps[c.name])
+                assert isinstance(c.constraint, Cap)
+                c.constraint = replace(c.constraint, cap=caps[c.name])
+
+
+KINDS = (HardCap, ColumnCap, EntryCap)
+"""The caps that serve any step; the first that acts on a norm is taken."""
+
+
+@default_on_cpu()
+def constrain_to(
+    optimizer: torch.optim.Optimizer,
+    given: Mapping[str, Constraint],
+    norms: Assignment | nn.Module | None,
+    prove: bool,
+    lipschitz: float,
+    example_input: Any,
+    domain: Domain,
+    output: str | int | None,
+    move_every: int,
+) -> Constraints:
+    """Find caps within which a model has at most a constant, and attach them; its arguments are `constrain`'s."""
+    require_numbers("constrain: ", {"lipschitz": lipschitz}, POSITIVE)
+    require_numbers("constrain: ", {"move_every": move_every}, NOT_NEGATIVE, whole=True)
+    model = norms if isinstance(norms, nn.Module) else getattr(optimizer, "model", None)
+    if not isinstance(model, nn.Module):
+        raise ValueError("constrain: lipschitz= is of a model, and this optimizer knows none; pass norms=model")
+    assignment = norms_of(optimizer, norms)
+    by_hand = matched(given, assignment).owner
+    named = list(model.named_parameters(remove_duplicate=False))
+    names = {a.name: tuple(name for name, p in named if p is a.parameter) for a in assignment}
+    with _evaluating(model) as own:
+        found: list[Within] = []
+        caps: dict[str, float] = {}
+
+        def bound(program: Program) -> None:
+            ours = [
+                a for a in assignment if a.name not in by_hand and not program.stored.keys().isdisjoint(names[a.name])
+            ]
+            _require_constrainable(model, program, ours, optimizer)
+            capped = {a.name: Capped(a.norm, tuple(a.parameter.shape), names[a.name]) for a in ours if a.norm}
+            promises = {
+                alias: promise_of(alias, a.norm, cap, a.parameter.shape)
+                for a in assignment
+                if a.name in by_hand and a.norm and (cap := given[by_hand[a.name]].bound) is not None
+                for alias in names[a.name]
+            }
+            found.append(Within(program, own, domain, capped, promises))
+            caps.update({a.name: max(1.0, float(a.norm.upper_bound(whole(a.parameter)))) for a in ours if a.norm})
+            caps.update(found[-1].tables())
+            found[-1].rows(caps)  # which refuses what has no bound
+
+        program, _ = captured(own, example_of(own, example_input, "constrain"), output, domain, bound)
+    within = found[-1]
+    pinned = within.tables()
+    try:
+        caps = within.scaled({name: cap for name, cap in caps.items() if name not in pinned}, lipschitz, pinned)
+    except BudgetError as error:
+        raise ValueError(_too_small(lipschitz, error)) from None
+    costs = within.elasticities(caps, [name for name in caps if name not in pinned])
+    caps = within.freed(caps, FREE, [name for name, cost in costs.items() if not cost])
+    if not within.constant(caps) <= Decimal(lipschitz):
+        raise ValueError(f"constrain: no caps were proved to keep lipschitz={lipschitz}; please report it")
+    state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    fixed = {name: state[name] for name in program.stored if name in state and name not in within.promised}
+    make = partial(Budget, within=within, asked=float(lipschitz), caps=caps, costs=costs, fixed=fixed, every=move_every)
+    kinds = {
+        a.name: next(kind for kind in KINDS if a.norm and kind(1.0).acts_on(a.norm))
+        for a in assignment
+        if a.name in caps
+    }
+    return attach(
+        optimizer, {**given, **{name: kinds[name](cap) for name, cap in caps.items()}}, assignment, prove, make
+    )
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[nn.Module]:
+    """The model in evaluation mode, on the CPU: itself, or a copy where it lies elsewhere."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        if getattr(module, "running_mean", None) is not None:
+            raise ValueError(
+                f"constrain: {type(module).__name__} changes its running statistics while it trains, on which the "
+                "constant depends; call eval() on it, and keep it there, or take a layer without them"
+            )
+    if any(each.device.type != "cpu" for each in (*model.parameters(), *model.buffers())):
+        yield copy.deepcopy(model).cpu().eval()
+        return
+    try:
+        yield model.eval()
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _require_constrainable(
+    model: nn.Module, program: Program, ours: list[AssignedParameter], optimizer: torch.optim.Optimizer
+) -> None:
+    """Refuse trained parameters that no cap can hold, or that are in another optimizer."""
+    owned = {p for group in optimizer.param_groups for p in group["params"]}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad and name in program.stored}
+    if others := [name for name, p in trained.items() if p not in owned]:
+        raise ValueError(
+            f"constrain: lipschitz= needs all trained parameters of the model in one optimizer, which lacks "
+            f"{', '.join(others)}; add or freeze them"
+        )
+    for a in ours:
+        if a.norm is None or not any(kind(1.0).acts_on(a.norm) for kind in KINDS):
+            raise ValueError(
+                f"constrain: no cap holds {a.name!r}, whose norm is {a.norm}; pass norms=model for the default norms, "
+                "or a constraint of your own for it"
+            )
+
+
+def _too_small(lipschitz: float, error: BudgetError) -> str:
+    """Which constant a model can have, and what stands in the way of the one that was asked for."""
+    if error.log == math.inf:
+        return f"constrain: lipschitz={lipschitz}: the model has no bound at any caps"
+    largest = sorted(factors(error.rows), key=lambda each: -each[1])
+    least = shown(Decimal(error.log).exp() * (1 + Decimal("1e-6")))
+    words = ", ".join(
+        f"{row.name} ({row.operation}) by {shown(10**factor, '.3g')}" for row, factor in largest[:3] if factor > 0
+    )
+    return (
+        f"constrain: lipschitz={lipschitz} is less than this model can have: with caps of {LEAST:g} of the norms at "
+        f"the start its constant is {least}. What multiplies it most: {words}. A norm layer multiplies by up to "
+        "1 / sqrt(eps): give it a larger eps, or take a model without; frozen weights and tables keep their size"
+    )

@@ -1,0 +1,103 @@
+"""`constrain`: attach constraints to an optimizer, by patterns of names or by the constant that is asked for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from wellnormed._inputs import require_flags
+from wellnormed.certificates.certifying import domain_from
+from wellnormed.constraints import Constraint, Constraints
+from wellnormed.constraints.attach import attach, constrainable, norms_of
+from wellnormed.routing import Assignment
+
+
+def constrain(
+    optimizer: torch.optim.Optimizer,
+    constraints: Mapping[str, Constraint] | None = None,
+    norms: Assignment | nn.Module | None = None,
+    *,
+    prove: bool = True,
+    lipschitz: float | None = None,
+    example_input: Any = None,
+    radius: float = 1.0,
+    box: tuple[float, float] | None = None,
+    output: str | int | None = None,
+    move_every: int = 100,
+) -> Constraints:
+    """Keep weights in bounds: constraints hold as long as only the optimizer moves the weights.
+
+    Whoever else writes into them calls `project_()` on what this returns. Weights above their cap are brought below it
+    at once; from then on every step is checked before and corrected after. A parameter that did not move is left alone.
+
+    What torch counts is seen without a call: `load_state_dict`, and writes into a parameter or memory that is put in
+    its place, as by `vector_to_parameters`. Before the next step such weights are brought back where they are not
+    proved to keep their promise; a checkpoint that keeps it is continued bit for bit. Not counted are writes through
+    `parameter.data` or a NumPy view, and `torch.distributed.checkpoint.load` into weights that are cut over processes.
+
+    Rates and weights may be changed by closures, by pre-hooks of the step and around `step` in a subclass: an optimizer
+    of this library has its constraints act within its step, on the numbers that it multiplies with. For any other, and
+    for post-hooks that write weights, a hook of your own belongs before this one as a pre-hook and after it as a
+    post-hook, and a closure must not write them. What a constraint promises, or that it promises nothing, is said in
+    its own text. A copied or unpickled optimizer of this library keeps its constraints.
+
+    With `lipschitz=10.0` the caps are found: `certify(model, example_input, within=constraints)` proves a constant of
+    at most 10 after every step, and between steps. `certificates.budget.Budget` says how caps are chosen, and moved.
+
+    Args:
+        optimizer: Any optimizer. Those of `wellnormed.optim` know their parameters' names and norms and the norm of
+            their steps; for any other pass `norms`.
+        constraints: Name pattern (`fnmatch`; a module's name stands for all below it) -> constraint. Every one must act
+            on at least one parameter that its pattern matches (a spectral one passes by biases; `print` shows what is
+            constrained, what is not, and why), and no parameter may have two different ones. With `lipschitz` these
+            stay as they are, and caps are found for the other parameters.
+        norms: The model, or what `assign_norms` returned for it; needed for optimizers of other libraries.
+        prove: Whether norms by singular values are proved at once, and again when a state is loaded, which takes one
+            thread of the CPU `m n^2` operations in float64 for each weight. Without it a cap writes every weight by its
+            own function, which aims 2e-5 below and ends at most 1e-5 above, and `load_state_dict` takes the weights for
+            those that the state was saved with: pass False where checksums say so, and prove what you publish.
+        lipschitz: The constant to keep, in the norms of `certify`.
+        example_input: With `lipschitz`, the arguments of a call of the model; this, `radius`, `box` and `output` are as
+            in `certify`.
+        radius: Largest RMS of an input vector, token or sample.
+        box: Two numbers between which all entries of the input lie, in the place of `radius`.
+        output: Which tensor, if the model returns several.
+        move_every: With `lipschitz`, the number of steps from one move of the caps to the next; 0 for caps that stay.
+
+    Returns:
+        The attached constraints, with `project_()`, `norm_ratios()` (estimates), `proved_ratios()`, `state_dict()` and
+        `remove()`.
+
+    Raises:
+        ValueError: An argument makes no sense; or the model cannot have a constant as small as `lipschitz`, and the
+            message says which it can have, and what stands in the way.
+        UncertifiableError: With `lipschitz`, an operation of the model has no bound.
+
+    Example:
+        >>> import torch, wellnormed as wn
+        >>> model = torch.nn.Linear(8, 8, bias=False)
+        >>> optimizer = wn.Scion(model, lr=0.5)
+        >>> constraints = wn.constrain(optimizer, {"weight": wn.SoftCap(1.0)})
+        >>> for _ in range(20):
+        ...     model(torch.randn(4, 8)).sum().backward()
+        ...     optimizer.step()
+        >>> constraints.proved_ratios()["weight"] <= 1
+        True
+    """
+    inner = constrainable(optimizer)
+    require_flags("constrain: ", {"prove": prove})
+    if lipschitz is None:
+        asked = {
+            "example_input": example_input,
+            "box": box,
+            "output": output,
+            "radius": None if radius == 1 else radius,
+        }
+        if unused := [name for name, value in asked.items() if value is not None]:
+            raise ValueError(f"constrain: {', '.join(unused)} belong to lipschitz=, which is None; pass lipschitz=10.0")
+        return attach(inner, {} if constraints is None else constraints, norms_of(inner, norms), prove)
+    from wellnormed.certificates.budget import constrain_to  # with what captures programs, which caps do without
+
+    given, domain = {} if constraints is None else constraints, domain_from("constrain", radius, box)
+    return constrain_to(inner, given, norms, prove, lipschitz, example_input, domain, output, move_every)

@@ -1,0 +1,180 @@
+"""The constant that is proved for all weights within caps, as a function of the caps."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+
+import torch
+from torch import Tensor, nn
+
+from wellnormed.certificates.certifying import promised
+from wellnormed.certificates.promising import promise_of
+from wellnormed.certificates.sizes import largest_rms
+from wellnormed.certificates.walk import Walk
+from wellnormed.norms import Norm
+from wellnormed.program.domain import Box, Domain
+from wellnormed.program.errors import UncertifiableError
+from wellnormed.program.program import Program
+from wellnormed.proof import Promise, Row
+
+LEAST = 1e-2
+"""The least factor on caps that is looked at: weights of such a size hardly pass anything on."""
+TOLERANCE = 5e-4
+"""How far below the constant that was asked for the proved one may be, as a share."""
+Caps = Mapping[str, float]
+"""Name of a parameter -> the largest value of its norm."""
+_NEAR = 1e-2
+"""How far down, as a share, a cap is moved to see what the constant makes of it."""
+
+
+class BudgetError(Exception):
+    """No caps give the constant that is asked for: its least logarithm, and the rows of its proof there."""
+
+    def __init__(self, log: float, rows: Sequence[Row]) -> None:
+        super().__init__(log)
+        self.log, self.rows = log, list(rows)
+
+
+@dataclass(frozen=True)
+class Capped:
+    """A parameter whose cap is an argument: its norm, its shape, and its names in the program."""
+
+    norm: Norm
+    shape: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+class Within:
+    """The constant of a program for all weights within caps: each value is proved, as by `certify(within=...)`.
+
+    The capture of the program and its comparison with the model are not made again.
+
+    Args:
+        program: The program, whose trained parameters all have a cap or a promise.
+        model: The module that it was captured from.
+        domain: Its inputs.
+        capped: Name -> parameter whose cap is an argument.
+        promises: Name of a stored tensor -> the promise of another constraint.
+    """
+
+    def __init__(
+        self, program: Program, model: nn.Module, domain: Domain, capped: Mapping[str, Capped],
+        promises: Mapping[str, Promise],
+    ) -> None:  # fmt: skip
+        self._program, self._domain, self._capped = program, domain, dict(capped)
+        owner = {alias: name for name, each in capped.items() for alias in each.names}
+        self._promises = promised(model, program, {**promises, **dict.fromkeys(owner)})
+        self._units = {
+            alias: (name, promise_of(alias, capped[name].norm, 1.0, capped[name].shape))
+            for alias, name in owner.items()
+            if alias in self._promises
+        }
+
+        self._last: tuple[dict[str, float], float] = {}, math.nan
+
+    @property
+    def promised(self) -> frozenset[str]:
+        """The stored tensors whose entries no proof looks at."""
+        return frozenset(self._promises)
+
+    def rows(self, caps: Caps) -> list[Row]:
+        """The rows of the proof.
+
+        Raises:
+            UncertifiableError: There is none.
+        """
+        own = {alias: _times(unit, caps[name]) for alias, (name, unit) in self._units.items()}
+        walk = Walk(self._program, self._domain, {**self._promises, **own})
+        walk.run()
+        return list(walk.ledger.proof.rows.values())
+
+    def constant(self, caps: Caps) -> Decimal:
+        """The proved constant; infinity where there is no proof."""
+        try:
+            return largest_rms(self.rows(caps)[-1], "gain")
+        except UncertifiableError:
+            return Decimal("inf")
+
+    def log(self, caps: Caps) -> float:
+        """The natural logarithm of the constant; the last one is remembered."""
+        if self._last[0] != caps:
+            constant = self.constant(caps)
+            self._last = dict(caps), float(constant.ln()) if constant else -math.inf
+        return self._last[1]
+
+    def elasticities(self, caps: Caps, among: Iterable[str]) -> dict[str, float]:
+        """Name -> by how many per cent the constant grows for one per cent of that cap."""
+        here, near = self.log(caps), math.log1p(-_NEAR)
+        down = {name: self.log({**caps, name: caps[name] * (1 - _NEAR)}) for name in among}
+        return {name: 0.0 if log == here else (log - here) / near for name, log in down.items()}
+
+    def scaled(self, caps: Caps, most: float, pinned: Caps, degree: float = 1.0) -> dict[str, float]:
+        """The caps times one factor, within which the constant is less than `most` by at most `TOLERANCE`.
+
+        It grows with the factor; the logarithms of both are nearly linear, so that a secant finds it.
+
+        Args:
+            caps: The caps to be multiplied.
+            most: The constant.
+            pinned: Caps that stay as they are.
+            degree: About the power of the factor that the constant grows by.
+
+        Raises:
+            BudgetError: The constant is above `most` at the factor `LEAST` already.
+        """
+        aim, t, ends = math.log(most) - TOLERANCE / 2, 0.0, {}
+        for turn in range(100):
+            scaled = {name: cap * math.exp(t) for name, cap in caps.items()} | dict(pinned)
+            log = self.log(scaled)
+            if abs(log - aim) <= 0.49 * TOLERANCE or (log < aim and t == -math.log(LEAST)):
+                return scaled
+            if log > aim and t == math.log(LEAST):
+                raise BudgetError(log, self.rows(scaled) if log < math.inf else [])
+            ends[log < aim] = t, log, scaled
+            if len(ends) < 2:
+                t += min(1.0, max(-1.0, (aim - log) / degree))
+                t = min(-math.log(LEAST), max(math.log(LEAST), t))
+            else:
+                (low, below, _), (high, above, _) = ends[True], ends[False]
+                finite = above < math.inf and below > -math.inf and turn % 3
+                t = low + (high - low) * ((aim - below) / (above - below) if finite else 0.5)
+        return ends[True][2]  # where the constant jumps
+
+    def freed(self, caps: Caps, most: float, among: Iterable[str]) -> dict[str, float]:
+        """The caps, with those among these that the constant does not depend on as large as it allows, up to `most`."""
+        caps, here = dict(caps), self.log(caps) + 1e-9
+        if self.log({**caps, **(freed := dict.fromkeys(among, most))}) <= here:
+            return {**caps, **freed}
+        for name in freed:
+            low, high = math.log(caps[name]), math.log(most)
+            while high - low > 1e-2:
+                middle = (low + high) / 2
+                allowed = self.log({**caps, name: math.exp(middle)}) <= here
+                low, high = (middle, high) if allowed else (low, middle)
+            caps[name] = math.exp(low)
+        return caps
+
+    def refresh(self, name: str, values: Tensor) -> None:
+        """Have the next proof take these values of a stored tensor."""
+        with torch.no_grad():
+            self._program.stored[name].tensor.copy_(values)
+        self._last = {}, math.nan
+
+    def tables(self) -> dict[str, float]:
+        """Name of every table whose rows are the input -> the cap at which the domain just has them all."""
+        looked_up = {str(node.all_input_nodes[0].target) for node in self._program.depends.lookups}
+        limits = {}
+        for name, unit in (owned for alias, owned in self._units.items() if alias in looked_up):
+            if isinstance(self._domain, Box):
+                (size,), limit = unit.bound("max_abs", {}), min(-self._domain.low, self._domain.high)
+            else:
+                (size,), limit = unit.bound("row_norm", {}), self._domain * math.sqrt(unit.shape[-1])
+            limits[name] = limit / size * (1 - 1e-9)
+        return {name: limit for name, limit in limits.items() if limit < math.inf}
+
+
+def _times(unit: Promise, cap: float) -> Promise:
+    """The promise of a cap, from that of a cap of 1."""
+    parts = (replace(each, size=math.nextafter(each.size * cap, math.inf)) for each in unit.parts)
+    return replace(unit, parts=tuple(parts))

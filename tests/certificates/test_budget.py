@@ -1,0 +1,312 @@
+"""Caps that keep a constant: it is proved after every step, in every state, while the caps move."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import wellnormed as wn
+from wellnormed.certificates.budget import FREE, Budget
+from wellnormed.certificates.within import TOLERANCE
+from wellnormed.norms import Sign
+
+X, Y = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3
+
+
+class Residual(nn.Module):
+    """`x + f(x)`, so that layers differ in what they cost."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.f = nn.Sequential(*layers)
+
+    def forward(self, x):
+        return x + self.f(x)
+
+
+def residual(seed=0):
+    torch.manual_seed(seed)
+    hidden = Residual(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    return nn.Sequential(nn.Linear(8, 8), hidden, nn.ReLU(), nn.Linear(8, 3))
+
+
+class Attention(nn.Module):
+    """Tokens with positions, one head, and logits by the table of the tokens itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.positions = nn.Embedding(12, 8), nn.Embedding(6, 8)
+        self.mix, self.head = nn.Linear(8, 24), nn.Linear(8, 12, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens):
+        x = self.table(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        q, k, v = (each[:, None] for each in self.mix(x).chunk(3, -1))
+        return self.head(x + F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0])
+
+
+TOKENS = torch.arange(24).reshape(4, 6) * 5 % 12
+
+
+def of_tokens(model):
+    return F.cross_entropy(model(TOKENS).flatten(0, 1), TOKENS.flatten())
+
+
+MODELS = {
+    "MLP": (lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), X, 5.0),
+    "residual": (residual, X, 5.0),
+    "convolutions": (
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 2), nn.Flatten(),
+            nn.Linear(4, 3),
+        ), X, 5.0,
+    ),
+    "norm layer": (lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)), X, 20.0),
+    "attention": (Attention, TOKENS, 30.0),
+}  # fmt: skip
+
+
+def loss_of(model, x):
+    return of_tokens(model) if x is TOKENS else F.cross_entropy(model(x), Y)
+
+
+def step(model, x, *optimizers):
+    loss = loss_of(model, x)
+    for each in optimizers:
+        each.zero_grad()
+    loss.backward()
+    for each in optimizers:
+        each.step()
+
+
+def asked(constant):
+    """The constants that are as near to what is asked for as is said."""
+    return pytest.approx(constant * (1 - TOLERANCE / 2), rel=TOLERANCE / 2)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_constant_is_proved_after_every_step_while_caps_move(name):
+    make, x, constant = MODELS[name]
+    torch.manual_seed(0)
+    model = make()
+    optimizer = wn.Scion(model, lr=0.05)
+    constraints = wn.constrain(optimizer, lipschitz=constant, example_input=x, move_every=2)
+    assert model.training
+    before = constraints.caps()
+    for _ in range(6):
+        step(model, x, optimizer)
+        assert all(ratio <= 1 for ratio in constraints.proved_ratios().values())
+        assert float(constraints._within.constant(constraints.caps())) == asked(constant)
+    always, now = wn.certify(model.eval(), x, within=constraints).lipschitz, wn.certify(model, x).lipschitz
+    assert now <= always <= constant
+    assert always == asked(constant)
+    found = wn.lower_bound(model, x, steps=5, generator=torch.Generator().manual_seed(0))
+    assert found.value <= now
+    moved = [n for n, cap in constraints.caps().items() if cap != before[n]]
+    assert name == "MLP" or moved  # all layers of an MLP are worth as much, whatever their caps
+
+
+def test_caps_move_to_the_layers_that_the_loss_needs():
+    """The logits are four times those of the last layer; the middle one adds nothing that the label depends on."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(8, 8, bias=False), Residual(nn.Linear(8, 8, bias=False)), nn.Linear(8, 3, bias=False)
+    )
+    useless = model[1].f[0].weight
+    optimizer = wn.Scion(model, lr=0.05)
+    constraints = wn.constrain(optimizer, lipschitz=3.0, example_input=X, move_every=10)
+    before = constraints.caps()
+    for _ in range(60):
+        loss = F.cross_entropy(model(X), Y) + 3 * useless.square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    after = constraints.caps()
+    assert after["1.f.0.weight"] < 0.5 * before["1.f.0.weight"]
+    assert after["2.weight"] > before["2.weight"]
+    assert wn.certify(model, X, within=constraints).lipschitz == asked(3.0)
+
+
+def test_many_moves_keep_the_constant():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), Residual(nn.Linear(4, 4, bias=False)))
+    optimizer = wn.Scion(model, lr=0.0)
+    constraints = wn.constrain(optimizer, lipschitz=2.0, example_input=torch.zeros(1, 4), move_every=1)
+    generator = torch.Generator().manual_seed(0)
+    assert isinstance(constraints, Budget)
+    for number in range(60):
+        for saved in constraints._saved.values():
+            saved.fill_(float(torch.randn((), generator=generator)) * 10.0 ** (number % 7))
+        constraints._move()
+        assert all(float(cost) > 0 for cost in constraints._costs.values())
+        if number % 20 == 0:
+            assert wn.certify(model, torch.zeros(1, 4), within=constraints).lipschitz == asked(2.0)
+            assert all(ratio <= 1 for ratio in constraints.proved_ratios().values())
+
+
+def run(steps, states=None, seed=0):
+    model = residual(seed)
+    optimizer = wn.Scion(model, lr=0.05)
+    constraints = wn.constrain(optimizer, lipschitz=5.0, example_input=X, move_every=4)
+    if states:
+        for each, state in zip((model, optimizer, constraints), states, strict=True):
+            each.load_state_dict(state)
+    for _ in range(steps):
+        step(model, X, optimizer)
+    return model, optimizer, constraints
+
+
+def test_a_run_that_is_resumed_has_the_same_bits():
+    whole, _, caps = run(21)
+    first = [copy.deepcopy(each.state_dict()) for each in run(10)]
+    resumed, _, again = run(11, first, seed=7)  # other weights at first, and so other caps
+    assert again.caps() == caps.caps()
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+    assert wn.certify(resumed, X, within=again).lipschitz <= 5.0
+
+
+def test_a_state_whose_caps_are_too_large_is_refused():
+    state = {key: 3 * value if key.endswith(".cap") else value for key, value in run(0)[2].state_dict().items()}
+    _, _, constraints = run(0)
+    before = constraints.caps()
+    with pytest.raises(ValueError, match="the caps of this state do not keep the constant 5"):
+        constraints.load_state_dict(state)
+    assert constraints.caps() == before
+
+
+def test_a_copy_keeps_the_constant():
+    model, optimizer, _ = run(3)
+    model, optimizer = copy.deepcopy((model, optimizer))
+    (constraints,) = optimizer.attached
+    for _ in range(9):
+        step(model, X, optimizer)
+    assert wn.certify(model, X, within=constraints).lipschitz == asked(5.0)
+
+
+def test_weights_of_zero_and_frozen_ones_and_caps_by_hand():
+    model = residual()
+    nn.init.zeros_(model[3].weight)
+    model[0].requires_grad_(False)
+    optimizer = wn.Scion(model, lr=0.05)
+    given = {"1.f.0.weight": wn.SoftCap(0.25)}
+    constraints = wn.constrain(optimizer, given, lipschitz=5.0, example_input=X, move_every=2)
+    for _ in range(6):
+        step(model, X, optimizer)
+    assert constraints.promised()["1.f.0.weight"] == 0.25
+    assert wn.certify(model, X, within=constraints).lipschitz == asked(5.0)
+    with torch.no_grad():
+        model[0].weight.mul_(1.0)  # written, with the same values
+    step(model, X, optimizer)
+    weights = model[3].weight.detach().clone()
+    with torch.no_grad():
+        model[0].weight.mul_(1.1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"constant 5 is not proved for what was written into 0\.weight"):
+            step(model, X, optimizer)
+    assert torch.equal(weights, model[3].weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits(dtype):
+    model = residual().to(dtype)
+    x = X.to(dtype)
+    optimizer = wn.Scion(model, lr=0.05)
+    constraints = wn.constrain(optimizer, lipschitz=5.0, example_input=x, move_every=2)
+    for _ in range(4):
+        step(model, x, optimizer)
+    assert all(ratio <= 1 for ratio in constraints.proved_ratios().values())
+    assert wn.certify(model, x, within=constraints).lipschitz == asked(5.0)
+
+
+def test_an_optimizer_of_another_library():
+    model = residual()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    constraints = wn.constrain(optimizer, norms=model, lipschitz=5.0, example_input=X, move_every=2)
+    for _ in range(6):
+        step(model, X, optimizer)
+        assert all(ratio <= 1 for ratio in constraints.proved_ratios().values())
+    assert wn.certify(model, X, within=constraints).lipschitz == asked(5.0)
+    for p in model.parameters():
+        p.grad = torch.full_like(p, math.nan)
+    with pytest.raises(ValueError, match="hold NaN or infinity"):
+        optimizer.step()
+
+
+def test_gradients_that_are_not_finite_leave_the_caps_as_they_are():
+    model, optimizer, constraints = run(0)
+    before = constraints.caps()
+    for saved in constraints._saved.values():
+        saved.fill_(math.nan)
+    constraints._move()
+    assert constraints.caps() == before
+    for _ in range(4):
+        step(model, X, optimizer)
+    assert constraints.caps() != before
+
+
+def test_under_an_average_caps_stay():
+    model = residual()
+    optimizer = wn.Averaged(wn.Scion(model, lr=0.05))
+    constraints = wn.constrain(optimizer, lipschitz=5.0, example_input=X, move_every=2)
+    before = constraints.caps()
+    for _ in range(6):
+        step(model, X, optimizer)
+    optimizer.eval()
+    assert constraints.caps() == before
+    assert "caps stay" in str(constraints)
+    assert all(ratio <= 1 for ratio in constraints.proved_ratios().values())
+    assert wn.certify(model, X).lipschitz <= 5.0
+
+
+def test_print_fits_80_columns_and_sums_to_all_of_the_constant():
+    _, _, constraints = run(5)
+    lines = str(constraints).splitlines()
+    assert lines[0] == "Lipschitz constant at most 5 after every step; caps move every 4 steps"
+    assert max(map(len, lines)) <= 80
+    shares = [float(cell[:-1]) for line in lines[2:] for cell in line.split()[3:4]]
+    assert sum(shares) == pytest.approx(100, abs=4)  # each is rounded
+    assert constraints.caps()["0.bias"] == FREE
+
+
+def test_less_than_a_model_can_have_is_refused_with_what_stands_in_the_way():
+    skips = nn.Sequential(Residual(nn.Linear(8, 8)), nn.LayerNorm(8, elementwise_affine=False))
+    with pytest.raises(ValueError, match=r"its constant is 319\.\d+\. What .* 1\.layer_norm \(normalization\) by 317"):
+        wn.constrain(wn.Scion(skips), lipschitz=10.0, example_input=X)
+    assert wn.constrain(wn.Scion(skips), lipschitz=400.0, example_input=X).caps()["0.f.0.weight"] > 0.01
+
+
+def refusals():
+    model = residual()
+    yield wn.Scion(model), {"lipschitz": 5.0, "radius": math.inf, "box": (0, 1)}, "are two domains"
+    yield wn.Scion(model), {"lipschitz": -1.0, "example_input": X}, "lipschitz=-1.0 must be positive"
+    yield wn.Scion(model), {"lipschitz": 5.0}, "pass example_input="
+    yield wn.Scion(model), {"lipschitz": 5.0, "example_input": X, "move_every": 0.5}, "move_every=0.5 is of type float"
+    yield wn.Scion(model), {"example_input": X}, "example_input belong to lipschitz="
+    yield torch.optim.SGD(model.parameters(), lr=0.1), {"lipschitz": 5.0, "example_input": X}, "pass norms=model"
+    some = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    yield some, {"lipschitz": 5.0, "example_input": X, "norms": model}, "one optimizer, which lacks 1.f.0.weight"
+    yield wn.Muon(model, recipe="muon"), {"lipschitz": 5.0, "example_input": X}, "no cap holds '0.bias'"
+    batch = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    yield wn.Scion(batch), {"lipschitz": 5.0, "example_input": X}, "BatchNorm1d changes its running statistics"
+
+
+def test_wrong_arguments_are_named():
+    for optimizer, settings, message in refusals():
+        with pytest.raises(ValueError, match=message):
+            wn.constrain(optimizer, **settings)
+        assert not getattr(optimizer, "attached", [])
+
+
+def test_entries_in_a_box_and_norms_of_entries():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 3))
+    norms = wn.assign_norms(model, overrides={"2.weight": Sign()})
+    optimizer = wn.Scion(norms, lr=0.05)
+    settings = {"example_input": X.sigmoid(), "box": (0, 1)}
+    constraints = wn.constrain(optimizer, norms=model, lipschitz=5.0, move_every=2, **settings)
+    for _ in range(4):
+        step(model, X, optimizer)
+    assert wn.certify(model, X.sigmoid(), box=(0, 1), within=constraints).lipschitz == asked(5.0)
