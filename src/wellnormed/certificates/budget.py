@@ -191,9 +191,11 @@ class Budget(Constraints):
         costs = {name: float(cost) for name, cost in self._costs.items() if float(cost) > 0}
         saved = {name: agreed[f"1{name}"] - agreed[f"-1{name}"] for name in costs}
         scale, total = sum(map(abs, saved.values())), sum(costs.values())
-        level, unit = sum(saved.values()) / (total or 1), LONGEST * total / (scale or 1)
-        ahead = {name: unit * (saved[name] / cost - level) for name, cost in costs.items()}
-        if max(map(abs, ahead.values()), default=0.0) < SHORTEST:
+        level = sum(saved.values()) / (total or 1)
+        if level * total <= scale / 2:  # larger caps would not help, as before weights have found their directions
+            return
+        ahead = {name: LONGEST * (saved[name] / cost / level - 1) for name, cost in costs.items()}
+        if max(map(abs, ahead.values())) < SHORTEST:
             return
         moved = {name: before[name] * math.exp(min(LONGEST, max(-LONGEST, by))) for name, by in ahead.items()}
         still = {name: cap for name, cap in before.items() if name not in moved}
