@@ -23,6 +23,7 @@ from wellnormed.constraints import ColumnCap, Constraint, Constraints, HardCap, 
 from wellnormed.constraints.attach import attach, matched, norms_of
 from wellnormed.constraints.caps import Cap, EntryCap
 from wellnormed.constraints.constrained import Constrained, matching_state
+from wellnormed.norms import Norm
 from wellnormed.parallel.layout import Mark, mark, whole
 from wellnormed.program.comparing import captured
 from wellnormed.program.domain import Domain
@@ -64,19 +65,9 @@ class Budget(Constraints):
     """
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        constrained: tuple[Constrained, ...],
-        left_out: Mapping[str, str],
-        prove: bool,
-        *,
-        within: Within,
-        asked: float,
-        caps: Caps,
-        costs: Mapping[str, float],
-        fixed: Mapping[str, Tensor],
-        every: int,
-    ) -> None:
+        self, optimizer: torch.optim.Optimizer, constrained: tuple[Constrained, ...], left_out: Mapping[str, str],
+        prove: bool, *, within: Within, asked: float, caps: Caps, costs: Caps, fixed: Mapping[str, Tensor], every: int,
+    ) -> None:  # fmt: skip
         self._within, self._asked, self._every = within, asked, every
         self._fixed: dict[str, tuple[Tensor, Mark]] = {name: (tensor, mark(tensor)) for name, tensor in fixed.items()}
         self._moving = [c for c in constrained if c.name in costs]
@@ -89,14 +80,15 @@ class Budget(Constraints):
     def __str__(self) -> str:
         """The caps, and the shares of the constant and of the loss that each has: at the best caps these agree."""
         costs, saved = ({name: float(x) for name, x in each.items()} for each in (self._costs, self._saved))
-        total, largest = sum(costs.values()), sum(map(abs, saved.values()))
+        total, most = (sum(map(abs, each.values())) or 1.0 for each in (costs, saved))
         rows = [("parameter", "constraint", "of log L", "of the loss")]
-        for c in self._constrained:
-            cost, save = costs.get(c.name), saved.get(c.name)
-            rows.append((
-                c.name, self.shown()[c.name], "" if cost is None else f"{cost / (total or 1):.0%}",
-                "" if save is None or not largest else f"{save / largest:.0%}",
-            ))  # fmt: skip
+        for name, text in self.shown().items():
+            pays = costs.get(name, 0.0) > 0
+            rows.append(
+                (name, text, f"{costs[name] / total:.0%}", f"{saved[name] / most:.0%}")
+                if pays
+                else (name, text, "", "")
+            )
         rows += [(name, "none", "", why) for name, why in self._left_out.items()]
         moves = f"move every {self._every} steps" if self._every else "stay"
         head = f"Lipschitz constant at most {shown(self._asked)} after every step; caps {moves}"
@@ -222,22 +214,11 @@ class Budget(Constraints):
                 c.constraint = replace(c.constraint, cap=caps[c.name])
 
 
-KINDS = (HardCap, ColumnCap, EntryCap)
-"""The caps that serve any step; the first that acts on a norm is taken."""
-
-
 @default_on_cpu()
 def constrain_to(
-    optimizer: torch.optim.Optimizer,
-    given: Mapping[str, Constraint],
-    norms: Assignment | nn.Module | None,
-    prove: bool,
-    lipschitz: float,
-    example_input: Any,
-    domain: Domain,
-    output: str | int | None,
-    move_every: int,
-) -> Constraints:
+    optimizer: torch.optim.Optimizer, given: Mapping[str, Constraint], norms: Assignment | nn.Module | None,
+    prove: bool, lipschitz: float, example_input: Any, domain: Domain, output: str | int | None, move_every: int,
+) -> Constraints:  # fmt: skip
     """Find caps within which a model has at most a constant, and attach them; its arguments are `constrain`'s."""
     require_numbers("constrain: ", {"lipschitz": lipschitz}, POSITIVE)
     require_numbers("constrain: ", {"move_every": move_every}, NOT_NEGATIVE, whole=True)
@@ -248,49 +229,62 @@ def constrain_to(
     by_hand = matched(given, assignment).owner
     named = list(model.named_parameters(remove_duplicate=False))
     names = {a.name: tuple(name for name, p in named if p is a.parameter) for a in assignment}
+    found: list[Within] = []
+    kinds: dict[str, type[Cap]] = {}
+    start: dict[str, float] = {}
     with _evaluating(model) as own:
-        found: list[Within] = []
-        caps: dict[str, float] = {}
 
         def bound(program: Program) -> None:
-            ours = [
-                a for a in assignment if a.name not in by_hand and not program.stored.keys().isdisjoint(names[a.name])
-            ]
-            _require_constrainable(model, program, ours, optimizer)
-            capped = {a.name: Capped(a.norm, tuple(a.parameter.shape), names[a.name]) for a in ours if a.norm}
-            promises = {
-                alias: promise_of(alias, a.norm, cap, a.parameter.shape)
-                for a in assignment
-                if a.name in by_hand and a.norm and (cap := given[by_hand[a.name]].bound) is not None
-                for alias in names[a.name]
-            }
+            capped, promises = {}, {}
+            for a in (a for a in assignment if not program.stored.keys().isdisjoint(names[a.name])):
+                norm, shape, constraint = a.norm, tuple(a.parameter.shape), given.get(by_hand.get(a.name, ""))
+                if constraint is None:
+                    kinds[a.name], norm = _kind(a)
+                    start[a.name] = max(1.0, float(norm.upper_bound(whole(a.parameter.detach()))))
+                    capped[a.name] = Capped(norm, shape, names[a.name])
+                elif norm is not None and constraint.bound is not None:
+                    promises |= {name: promise_of(name, norm, constraint.bound, shape) for name in names[a.name]}
+            _require_all(optimizer, model, program)
             found.append(Within(program, own, domain, capped, promises))
-            caps.update({a.name: max(1.0, float(a.norm.upper_bound(whole(a.parameter)))) for a in ours if a.norm})
-            caps.update(found[-1].tables())
-            found[-1].rows(caps)  # which refuses what has no bound
+            found[-1].rows(start | found[-1].tables())  # which refuses what has no bound
 
         program, _ = captured(own, example_of(own, example_input, "constrain"), output, domain, bound)
-    within = found[-1]
-    pinned = within.tables()
+    within, pinned = found[-1], found[-1].tables()
     try:
-        caps = within.scaled({name: cap for name, cap in caps.items() if name not in pinned}, lipschitz, pinned)
+        caps = within.scaled({name: cap for name, cap in start.items() if name not in pinned}, lipschitz, pinned)
     except BudgetError as error:
         raise ValueError(_too_small(lipschitz, error)) from None
     costs = within.elasticities(caps, [name for name in caps if name not in pinned])
     caps = within.freed(caps, FREE, [name for name, cost in costs.items() if not cost])
     if not within.constant(caps) <= Decimal(lipschitz):
         raise ValueError(f"constrain: no caps were proved to keep lipschitz={lipschitz}; please report it")
-    state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    state = dict(named) | dict(model.named_buffers(remove_duplicate=False))
     fixed = {name: state[name] for name in program.stored if name in state and name not in within.promised}
     make = partial(Budget, within=within, asked=float(lipschitz), caps=caps, costs=costs, fixed=fixed, every=move_every)
-    kinds = {
-        a.name: next(kind for kind in KINDS if a.norm and kind(1.0).acts_on(a.norm))
-        for a in assignment
-        if a.name in caps
-    }
-    return attach(
-        optimizer, {**given, **{name: kinds[name](cap) for name, cap in caps.items()}}, assignment, prove, make
+    constraints = {**given, **{name: kinds[name](cap) for name, cap in caps.items()}}
+    return attach(optimizer, constraints, assignment, prove, make)
+
+
+def _kind(a: AssignedParameter) -> tuple[type[Cap], Norm]:
+    """The cap that holds a parameter after any step, and the norm it is in."""
+    for kind in (HardCap, ColumnCap, EntryCap):
+        if a.norm is not None and kind(1.0).acts_on(a.norm):
+            return kind, a.norm
+    raise ValueError(
+        f"constrain: no cap holds {a.name!r}, whose norm is {a.norm}; pass norms=model for the default norms, or a "
+        "constraint of your own for it"
     )
+
+
+def _require_all(optimizer: torch.optim.Optimizer, model: nn.Module, program: Program) -> None:
+    """Refuse a model that has trained parameters in another optimizer."""
+    owned = {p for group in optimizer.param_groups for p in group["params"]}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad and name in program.stored}
+    if others := [name for name, p in trained.items() if p not in owned]:
+        raise ValueError(
+            "constrain: lipschitz= needs all trained parameters of the model in one optimizer, which lacks "
+            f"{', '.join(others)}; add or freeze them"
+        )
 
 
 @contextlib.contextmanager
@@ -313,34 +307,11 @@ def _evaluating(model: nn.Module) -> Iterator[nn.Module]:
             module.training = True
 
 
-def _require_constrainable(
-    model: nn.Module, program: Program, ours: list[AssignedParameter], optimizer: torch.optim.Optimizer
-) -> None:
-    """Refuse trained parameters that no cap can hold, or that are in another optimizer."""
-    owned = {p for group in optimizer.param_groups for p in group["params"]}
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad and name in program.stored}
-    if others := [name for name, p in trained.items() if p not in owned]:
-        raise ValueError(
-            f"constrain: lipschitz= needs all trained parameters of the model in one optimizer, which lacks "
-            f"{', '.join(others)}; add or freeze them"
-        )
-    for a in ours:
-        if a.norm is None or not any(kind(1.0).acts_on(a.norm) for kind in KINDS):
-            raise ValueError(
-                f"constrain: no cap holds {a.name!r}, whose norm is {a.norm}; pass norms=model for the default norms, "
-                "or a constraint of your own for it"
-            )
-
-
 def _too_small(lipschitz: float, error: BudgetError) -> str:
     """Which constant a model can have, and what stands in the way of the one that was asked for."""
-    if error.log == math.inf:
-        return f"constrain: lipschitz={lipschitz}: the model has no bound at any caps"
-    largest = sorted(factors(error.rows), key=lambda each: -each[1])
-    least = shown(Decimal(error.log).exp() * (1 + Decimal("1e-6")))
-    words = ", ".join(
-        f"{row.name} ({row.operation}) by {shown(10**factor, '.3g')}" for row, factor in largest[:3] if factor > 0
-    )
+    largest = sorted(factors(error.rows), key=lambda each: -each[1])[:3] if error.rows else []
+    least = shown(Decimal(error.log).exp() * (1 + Decimal("1e-6"))) if error.rows else "not proved"
+    words = ", ".join(f"{row.name} ({row.operation}) by {shown(10**factor, '.3g')}" for row, factor in largest)
     return (
         f"constrain: lipschitz={lipschitz} is less than this model can have: with caps of {LEAST:g} of the norms at "
         f"the start its constant is {least}. What multiplies it most: {words}. A norm layer multiplies by up to "

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from wellnormed._inputs import require_flags
-from wellnormed.certificates.certifying import domain_from
 from wellnormed.constraints import Constraint, Constraints
 from wellnormed.constraints.attach import attach, constrainable, norms_of
 from wellnormed.routing import Assignment
@@ -98,6 +97,7 @@ def constrain(
             raise ValueError(f"constrain: {', '.join(unused)} belong to lipschitz=, which is None; pass lipschitz=10.0")
         return attach(inner, {} if constraints is None else constraints, norms_of(inner, norms), prove)
     from wellnormed.certificates.budget import constrain_to  # with what captures programs, which caps do without
+    from wellnormed.certificates.certifying import domain_from
 
     given, domain = {} if constraints is None else constraints, domain_from("constrain", radius, box)
     return constrain_to(inner, given, norms, prove, lipschitz, example_input, domain, output, move_every)

@@ -142,17 +142,12 @@ class Within:
         return ends[True][2]  # where the constant jumps
 
     def freed(self, caps: Caps, most: float, among: Iterable[str]) -> dict[str, float]:
-        """The caps, with those among these that the constant does not depend on as large as it allows, up to `most`."""
+        """The caps, with those among these at `most` that the constant does not depend on up to there."""
         caps, here = dict(caps), self.log(caps) + 1e-9
         if self.log({**caps, **(freed := dict.fromkeys(among, most))}) <= here:
             return {**caps, **freed}
         for name in freed:
-            low, high = math.log(caps[name]), math.log(most)
-            while high - low > 1e-2:
-                middle = (low + high) / 2
-                allowed = self.log({**caps, name: math.exp(middle)}) <= here
-                low, high = (middle, high) if allowed else (low, middle)
-            caps[name] = math.exp(low)
+            caps[name] = most if self.log({**caps, name: most}) <= here else caps[name]
         return caps
 
     def refresh(self, name: str, values: Tensor) -> None:
