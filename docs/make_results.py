@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.lipschitz_budget import FOUND as MOVED
+from benchmarks.lipschitz_budget import STAYED as KEPT
 from benchmarks.public_curves import SCION
 from benchmarks.public_curves import best as curves
 from benchmarks.public_defaults import ARMS, MODELS, PEERS, means, missing
@@ -22,6 +24,7 @@ PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 _BEGIN, _END = "<!-- written by docs/make_results.py -->", "<!-- end -->"
 MUON = "torch.optim.Muon"
 CURVES, DEFAULTS, PEER = "public-curves.json", "public-defaults.json", "torchlip-mnist.json"
+BUDGET = "lipschitz-budget.json"
 HEAD = """# Measured results
 
 Figures as they stand in the committed files under `results/`; a test fails when a file changes and this page does
@@ -144,6 +147,34 @@ def without_schedule() -> Lines:
 def proved(row: Mapping[str, Any]) -> str:
     """The constant of a row, rounded up."""
     return shown(10 ** row["log10_lipschitz"], ".3f")
+
+
+def budget() -> Lines:
+    """Caps that are found from a constant, beside those set by hand."""
+    content = load(BUDGET)
+    yield from ("## Caps from a constant", "", *origin(BUDGET, content))
+    yield from (
+        "Loss on data that was not trained on, at one proved constant; the best of caps by hand is after a search.",
+        "",
+    )
+    rows: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for row in content["rows"]:
+        rows.setdefault(row["model"], {}).setdefault(row["arm"], []).append(row)
+    lines = []
+    for model, found in rows.items():
+        loss = {arm: fmean(row["loss"] for row in each) for arm, each in found.items()}
+        hand = [value for arm, value in loss.items() if arm not in (MOVED, KEPT)]
+        every = [row for each in found.values() for row in each]
+        most = shown(max(row["proved"] / row["lipschitz"] for row in every), ".4f")
+        least = shown(min(row["proved"] / row["lipschitz"] for row in every), ".4f", up=False)
+        lines.append((
+            model, f"{every[0]['lipschitz']:g}", f"{loss[MOVED]:.3f}", f"{loss[KEPT]:.3f}", f"{min(hand):.3f}",
+            f"{median(hand):.3f}", len(hand), f"{least} to {most}",
+        ))  # fmt: skip
+    columns = (
+        "model | constant | found, moved | found, kept | best by hand | median by hand | settings | proved over asked"
+    )
+    yield from table(columns, lines)
 
 
 def lora() -> Lines:
@@ -496,6 +527,7 @@ def page() -> str:
         public_defaults(),
         frontier(),
         without_schedule(),
+        budget(),
         lora(),
         steps(),
         matrix(),

@@ -59,7 +59,10 @@ class Budget(Constraints):
     `sum a_i t_i`. Where the loss is least at a constant L all `e_i / a_i` agree (Lagrange), and log L is convex in the
     logarithms of caps wherever no minimum of two rules is taken. So caps move along `t_i ~ e_i / a_i - sum e / sum a`,
     the steepest ascent of what is saved along the surface of constant L when `sum a_i t_i^2` measures lengths, by at
-    most `LONGEST`; then one factor on all of them gives the constant again.
+    most `LONGEST`; then one factor on all of them gives the constant again. A multiplier is not negative: a weight that
+    the loss wants smaller does not need its cap, and its e counts as 0; while these are in the majority, as at the
+    start, nothing moves. The a are differences of proofs, of one cap in turn after each move, and in between corrected
+    by Broyden's rule (1965) for the constant that was found.
 
     Averages of weights keep caps that stand still, and not those that move: under `wn.Averaged` caps stay.
     """
@@ -181,15 +184,15 @@ class Budget(Constraints):
             tensor *= KEPT
         before = self.caps()
         costs = {name: float(cost) for name, cost in self._costs.items() if float(cost) > 0}
-        saved = {name: agreed[f"1{name}"] - agreed[f"-1{name}"] for name in costs}
-        scale, total = sum(map(abs, saved.values())), sum(costs.values())
-        level = sum(saved.values()) / (total or 1)
-        if level * total <= scale / 2:  # larger caps would not help, as before weights have found their directions
-            return
+        saved, total = {name: agreed[f"1{name}"] for name in costs}, sum(costs.values())
+        if not sum(saved.values()) > sum(agreed[f"-1{name}"] for name in costs):
+            return  # smaller weights would help more than larger ones, as before they have found their directions
+        level = sum(saved.values()) / total
         ahead = {name: LONGEST * (saved[name] / cost / level - 1) for name, cost in costs.items()}
         if max(map(abs, ahead.values())) < SHORTEST:
             return
-        moved = {name: before[name] * math.exp(min(LONGEST, max(-LONGEST, by))) for name, by in ahead.items()}
+        moved = {name: before[name] * math.exp(min(LONGEST, by)) for name, by in ahead.items()}
+        moved = {name: min(FREE, max(1 / FREE, cap)) for name, cap in moved.items()}
         still = {name: cap for name, cap in before.items() if name not in moved}
         try:
             caps = self._within.scaled(moved, self._asked, still, total)
