@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         optim,
         program,
     )
-    from wellnormed.certificates import certify, constrain, lower_bound, verify
+    from wellnormed.certificates import certified_radius, certify, constrain, lower_bound, verify
     from wellnormed.constraints import ColumnCap, HardCap, SoftCap
     from wellnormed.models import export
     from wellnormed.norms import ColNorm, Sign, Spectral
@@ -46,6 +46,7 @@ __all__ = [
     "assign_norms",
     "capture",
     "certificates",
+    "certified_radius",
     "certify",
     "constrain",
     "constraints",
@@ -69,7 +70,7 @@ _HOMES = {
     **dict.fromkeys(("ColumnCap", "HardCap", "SoftCap"), ".constraints"),
     "capture": ".program",
     "export": ".models",
-    **dict.fromkeys(("certify", "constrain", "lower_bound", "verify"), ".certificates"),
+    **dict.fromkeys(("certified_radius", "certify", "constrain", "lower_bound", "verify"), ".certificates"),
 }
 
 _ROOMS = ("data", "parallel", "proof", "routing", "train")

@@ -17,6 +17,7 @@ __getattr__, __dir__ = lazy_namespace(
         "Row": "wellnormed.proof",
         "Stored": ".ledger",
         "UncertifiableError": "wellnormed.program.errors",
+        "certified_radius": ".local_radius",
         "certify": ".certifying",
         "constrain": ".constraining",
         "inner_axes": ".axes",

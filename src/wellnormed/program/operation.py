@@ -15,7 +15,7 @@ from torch import fx
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-Kind = Literal["move", "copy", "lookup", "filler", "random", "function"]
+Kind = Literal["move", "copy", "lookup", "filler", "random", "affine", "product", "function"]
 """What an operation does with the entries of its first argument.
 
 - `move`: places them, repeats them or leaves them out, and puts zeros or other tensors' entries in between.
@@ -24,6 +24,8 @@ Kind = Literal["move", "copy", "lookup", "filler", "random", "function"]
 - `filler`: takes their shape and dtype alone.
 - `random`: drops some of them, as dropout does, with a probability and while a flag is set, its next arguments; else
   it is a copy.
+- `affine`: computes an affine function of all its arguments together; its flags for training are off.
+- `product`: computes what is affine in each of its arguments, and with the sizes of factors bounds that of the product.
 - `function`: anything else.
 """
 

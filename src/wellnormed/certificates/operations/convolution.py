@@ -40,8 +40,8 @@ def of_images(bound: Callable[..., Value]) -> Callable[..., Value]:
     return of_any
 
 
-@operation("aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default")
-@operation("aten.conv1d.padding", "aten.conv2d.padding", "aten.conv3d.padding")
+@operation("aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default", kind="product")
+@operation("aten.conv1d.padding", "aten.conv2d.padding", "aten.conv3d.padding", kind="product")
 @of_images
 def convolution(
     ledger: Ledger,
@@ -125,7 +125,9 @@ def _patches(
     return moves.pick(ledger, linear(ledger, cut, weight, bias), lambda t: t.movedim(-1, 1))
 
 
-@operation("aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input")
+@operation(
+    "aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input", kind="product"
+)
 @of_images
 def transposed_convolution(
     ledger: Ledger,

@@ -15,7 +15,7 @@ from wellnormed.proof.value import Value
 Operand = Value | Stored | float | int
 
 
-@operation("aten.add.Tensor", "aten.add.Scalar")
+@operation("aten.add.Tensor", "aten.add.Scalar", kind="affine")
 def add(ledger: Ledger, a: Operand, b: Operand, alpha: float = 1) -> Value:
     """`a + alpha b`.
 
@@ -31,25 +31,25 @@ def add(ledger: Ledger, a: Operand, b: Operand, alpha: float = 1) -> Value:
     return moves.add(ledger, values)
 
 
-@operation("aten.sub.Tensor", "aten.sub.Scalar")
+@operation("aten.sub.Tensor", "aten.sub.Scalar", kind="affine")
 def subtract(ledger: Ledger, a: Operand, b: Operand, alpha: float = 1) -> Value:
     """`a - alpha b`."""
     return add(ledger, a, b, -alpha)
 
 
-@operation("aten.rsub.Scalar", "aten.rsub.Tensor")
+@operation("aten.rsub.Scalar", "aten.rsub.Tensor", kind="affine")
 def subtract_from(ledger: Ledger, a: Operand, b: Operand, alpha: float = 1) -> Value:
     """`b - alpha a`."""
     return add(ledger, b, a, -alpha)
 
 
-@operation("aten.neg.default")
+@operation("aten.neg.default", kind="affine")
 def negate(ledger: Ledger, x: Value) -> Value:
     """`-x`."""
     return moves.times(ledger, x, -1.0)
 
 
-@operation("aten.mul.Tensor", "aten.mul.Scalar")
+@operation("aten.mul.Tensor", "aten.mul.Scalar", kind="product")
 def multiply(ledger: Ledger, a: Operand, b: Operand) -> Value:
     """`a b`, where one factor may be a number or a stored tensor. An unknown parameter is bounded as in `add`."""
     if not isinstance(a, Value):

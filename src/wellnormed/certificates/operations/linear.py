@@ -22,7 +22,7 @@ from wellnormed.proof.value import UNIT, Base, Value
 aten = torch.ops.aten
 
 
-@operation("aten.linear.default")
+@operation("aten.linear.default", kind="product")
 def linear(ledger: Ledger, x: Value, weight: Stored, bias: Stored | None = None) -> Value:
     """`W x + b` along the last axis, `(*, inputs)` -> `(*, outputs)`, with a stored weight W, `(outputs, inputs)`."""
     if not isinstance(weight, Stored):
@@ -39,7 +39,7 @@ def rounded_product(ledger: Ledger, *arguments: Any, **keywords: Any) -> Value:
     )
 
 
-@operation("aten.addmm.default", "aten.baddbmm.default")
+@operation("aten.addmm.default", "aten.baddbmm.default", kind="product")
 def add_product(ledger: Ledger, summand: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Value:
     """`beta summand + alpha a b`, where a and b are matrices or batches of matrices."""
     product: Any = None
@@ -51,7 +51,8 @@ def add_product(ledger: Ledger, summand: Any, a: Any, b: Any, *, beta: float = 1
     return add(ledger, product, summand, beta)
 
 
-@operation("aten.matmul.default", "aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.dot.default")
+@operation("aten.matmul.default", "aten.mm.default", "aten.bmm.default", kind="product")
+@operation("aten.mv.default", "aten.dot.default", kind="product")
 def matmul(ledger: Ledger, a: Any, b: Any) -> Value:
     """`a b`, where one factor may be a stored matrix, vector, or batch of matrices."""
     if isinstance(a, Value) and isinstance(b, Value):
@@ -156,13 +157,13 @@ def reduce(ledger: Ledger, x: Value, dims: Sequence[int] | None, keepdim: bool, 
     return moves.pick(ledger, x, lambda t: t.reshape(shape))
 
 
-@operation("aten.mean.dim", "aten.mean.default")
+@operation("aten.mean.dim", "aten.mean.default", kind="affine")
 def mean(ledger: Ledger, x: Value, dim: Any = None, keepdim: bool = False, **keywords: Any) -> Value:
     """The mean over some axes, or over all."""
     return reduce(ledger, x, [dim] if isinstance(dim, int) else dim, keepdim, mean=True)
 
 
-@operation("aten.sum.dim_IntList", "aten.sum.default")
+@operation("aten.sum.dim_IntList", "aten.sum.default", kind="affine")
 def total(ledger: Ledger, x: Value, dim: Any = None, keepdim: bool = False, **keywords: Any) -> Value:
     """The sum over some axes, or over all."""
     return reduce(ledger, x, [dim] if isinstance(dim, int) else dim, keepdim, mean=False)

@@ -205,13 +205,13 @@ for _name, _zeros in (("empty_like", "zeros_like"), ("new_empty", "new_zeros")):
     operation(f"aten.{_name}.default", kind="filler")(_like(getattr(aten, _zeros).default))
 
 
-@operation("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
+@operation("aten.masked_fill.Scalar", "aten.masked_fill.Tensor", kind="affine")
 def masked_fill(ledger: Ledger, x: Value, mask: Stored, fill: Value | Stored | float) -> Value:
     """The entries of x, replaced by a number where a mask is true. The mask may not depend on the input."""
     return where(ledger, mask, fill, x)
 
 
-@operation("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther")
+@operation("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", kind="affine")
 def where(ledger: Ledger, mask: Stored, x: Any, y: Any) -> Value:
     """The entries of x where a mask is true, and those of y elsewhere. The mask may not depend on the input."""
     if isinstance(mask, Value):

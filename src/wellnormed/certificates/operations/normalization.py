@@ -80,7 +80,7 @@ def instance_norm(
     return _with_statistics(ledger, x, weight, bias, mean, variance, eps)
 
 
-@operation("aten._native_batch_norm_legit_no_training.default")
+@operation("aten._native_batch_norm_legit_no_training.default", kind="affine")
 def batch_norm(
     ledger: Ledger, x: Value, weight: Any, bias: Any, mean: Stored, variance: Stored, momentum: float, eps: float
 ) -> list[Value]:

@@ -57,16 +57,20 @@ def average_pool(
 
 
 for _count in (1, 2, 3):  # a list of one entry stands for all axes, and images may have no batch: only the name is sure
-    operation(f"aten.avg_pool{_count}d.default")(partial(average_pool, _count))
+    operation(f"aten.avg_pool{_count}d.default", kind="affine")(partial(average_pool, _count))
 
 
-@operation("aten.adaptive_avg_pool1d.default", "aten.adaptive_avg_pool2d.default", "aten.adaptive_avg_pool3d.default")
+_ADAPTIVE = [f"aten.adaptive_avg_pool{n}d.default" for n in (1, 2, 3)]
+
+
+@operation(*_ADAPTIVE, kind="affine")
 def adaptive_average_pool(ledger: Ledger, x: Value, size: Sequence[int]) -> Value:
     """Means over windows that together cover the image, `size` of them along the last axes."""
     return along_axes(ledger, x, [lambda t, n=n: aten.adaptive_avg_pool1d(t, [n]) for n in size])
 
 
-@operation("aten.upsample_linear1d.default", "aten.upsample_bilinear2d.default", "aten.upsample_trilinear3d.default")
+@operation("aten.upsample_linear1d.default", "aten.upsample_bilinear2d.default", kind="affine")
+@operation("aten.upsample_trilinear3d.default", kind="affine")
 def interpolate(ledger: Ledger, x: Value, size: Sequence[int], align_corners: bool, *scales: float | None) -> Value:
     """Linear interpolation to a given size."""
     given = [*scales, *[None] * len(size)]
@@ -103,13 +107,13 @@ def _cubic(t: Tensor, size: list[int] | None, align_corners: bool, factors: list
     return aten.upsample_bicubic2d.vec(t[..., None, :], ends, align_corners, by)[..., 0, :]
 
 
-operation("aten.upsample_linear1d.vec", "aten.upsample_bilinear2d.vec", "aten.upsample_trilinear3d.vec")(
+operation(*(f"aten.upsample_{n}.vec" for n in ("linear1d", "bilinear2d", "trilinear3d")), kind="affine")(
     _interpolating(aten.upsample_linear1d.vec)
 )
-operation("aten.upsample_bicubic2d.vec")(_interpolating(_cubic))
+operation("aten.upsample_bicubic2d.vec", kind="affine")(_interpolating(_cubic))
 
 
-@operation("aten.cumsum.default")
+@operation("aten.cumsum.default", kind="affine")
 def running_sum(ledger: Ledger, x: Value, dim: int, **keywords: Any) -> Value:
     """The sums of the first entries along an axis: of one, of two, and so on."""
     turned = moves.pick(ledger, x, lambda t: t.movedim(dim, -1))
