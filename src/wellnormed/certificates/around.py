@@ -101,7 +101,9 @@ class Around(Continuous):
             raise UncertifiableError(f"{place(node)}: torch has no derivative of it ({error})") from error
 
     def _bounded(self, node: fx.Node, call: Call, xs: list[Zonotope], arguments: tuple, keywords: dict) -> Any:
-        kind, name = kind_of(node), packet(node)
+        kind, name, executed = kind_of(node), packet(node), node.meta["val"]
+        if isinstance(executed, Tensor) and (not executed.is_floating_point() or executed.itemsize == 1):
+            raise UncertifiableError(f"{place(node)}: its result is of {executed.dtype}, which is not continuous")
         if kind in ("move", "copy", "lookup", "filler", "random"):
             return self._moved(node, call, xs)
         if kind == "affine" or (kind == "product" and len(xs) == 1):
@@ -115,17 +117,17 @@ class Around(Continuous):
         if name == "batch_norm" and not given["training"]:
             return self._affine(node, call, xs)
         if name_of(node.target) in ("aten.div.Tensor", "aten.div.Scalar"):
-            return self._quotient(node, call, given["self"], given["other"])
+            a, b = given["self"], given["other"]
+            if not isinstance(b, Zonotope):
+                return self._affine(node, call, xs)
+            inverse = self._function(_reciprocal, b, BENT)
+            if isinstance(a, Zonotope):
+                return self._product(torch.mul, a, inverse)
+            return self._affine(node, lambda t: a * t, [inverse])
         if name in ("softmax", "_softmax", "_safe_softmax"):
             return self._softmax(node, xs[0], given["dim"])
-        if (
-            name == "scaled_dot_product_attention"
-            and len(xs) == 3
-            and not given["dropout_p"]
-            and not given["enable_gqa"]
-        ):
-            q, k, v = xs
-            return self._attention(node, q, k, v, given["attn_mask"], given["is_causal"], given["scale"])
+        if name == "scaled_dot_product_attention" and len(xs) == 3 and not given["dropout_p"]:
+            return self._attention(node, xs, given["attn_mask"], given["is_causal"], given["scale"])
         if name in ("layer_norm", "rms_norm", "group_norm") and len(xs) == 1:
             return self._norm(node, name, xs[0], given)
         if name.startswith("max_pool") and not given["ceil_mode"]:
@@ -175,17 +177,16 @@ class Around(Continuous):
         offsets = [each.double() for each in tree_leaves(call(*zeros))]
         centres, tree = tree_flatten(vmap(call)(*(x.centre for x in xs)))
         shared = all(x.linear for x in xs)
-        if (key, "pushed") not in self._known or not shared:
+        generators = self._known.get((key, "pushed"))
+        if generators is None:
             symbols, balls = max(len(x.generators) for x in xs), 1 if shared else count
             if not shared:
                 self._require_room(symbols, balls, centres)
             flat = (self._widened(x.generators, symbols, balls).flatten(0, 1) for x in xs)
             images = tree_leaves(vmap(lambda *t: jvp(call, zeros, t)[1])(*flat))
             generators = [each.unflatten(0, (symbols, balls)) for each in images]
-            if shared:
-                self._known[key, "pushed"] = generators
-        else:
-            generators = self._known[key, "pushed"]
+        if shared:
+            self._known[key, "pushed"] = generators
         made = []
         for centre, own, offset in zip(centres, generators, offsets, strict=True):
             constant = offset.abs().nan_to_num(posinf=0.0).amax() if offset.numel() else 0.0
@@ -207,7 +208,7 @@ class Around(Continuous):
             raise TooLargeError
         self.peak = max(self.peak, entries)
 
-    def _with_noise(self, centre: Tensor, generators: Tensor, noise: Tensor, rest: Tensor) -> Zonotope:
+    def _with_noise(self, centre: Tensor, generators: Tensor, noise: Tensor, rest: Tensor, largest: Tensor) -> Zonotope:
         """A zonotope with a further symbol for every entry of one ball whose noise is not 0."""
         fine = (centre.isfinite() & noise.isfinite()).flatten(1).all(1)
         rest = torch.where(fine, rest, torch.inf)
@@ -220,7 +221,7 @@ class Around(Continuous):
             old = self._widened(generators, self.ball.symbols, len(centre))
             generators = torch.cat([old, new.view(count, *noise.shape)])
             self.ball.symbols += count
-        return Zonotope(centre, generators, rest, rest)
+        return Zonotope(centre, generators, rest, largest + rest)
 
     def _function(self, call: Call, x: Zonotope, curve: Curve, least: float = -math.inf) -> Zonotope:
         """A function of every entry, which is known not to be below `least`."""
@@ -231,12 +232,10 @@ class Around(Continuous):
         if curve.bend:
             slopes = tuple(vmap(lambda t: jvp(call, (t,), (torch.ones_like(t),))[1])(each) for each in (low, high))
         own = line(low, high, values, slopes, curve)
+        largest = most(own.slope.abs() * torch.maximum(low.abs(), high.abs()) + own.shift.abs() + own.noise)
+        rest = most(own.rest) + most(own.slope.abs()) * x.rest + TINY
         centre = own.slope * x.centre + own.shift
-        made = self._with_noise(
-            centre, own.slope * x.generators, own.noise, most(own.rest) + most(own.slope.abs()) * x.rest + TINY
-        )
-        size = own.slope.abs() * torch.maximum(low.abs(), high.abs()) + own.shift.abs() + own.noise
-        return Zonotope(made.centre, made.generators, made.rest, most(size) + made.rest)
+        return self._with_noise(centre, own.slope * x.generators, own.noise, rest, largest)
 
     def _product(self, call: Call, a: Zonotope, b: Zonotope) -> Zonotope:
         """A product of two tensors: what lies beside its linear part is the product of both deviations."""
@@ -257,8 +256,7 @@ class Around(Continuous):
         largest = most(vmap(call)(*sizes)) * (1 + SHARE)
         rest = most(vmap(call)(sizes[0], ones[1]) + vmap(call)(ones[0], sizes[1]))
         rest = rest * (1 + SHARE) + 4 * gamma(a.centre[0].numel()) * largest + TINY
-        made = self._with_noise(centre, generators, noise, rest)
-        return Zonotope(made.centre, made.generators, made.rest, largest + made.rest)
+        return self._with_noise(centre, generators, noise, rest, largest)
 
     def _softmax(self, key: Any, x: Zonotope, dim: int) -> Zonotope:
         """Softmax. Its Jacobian lies between those at the corners of the box, where each of its entries is extreme.
@@ -288,33 +286,26 @@ class Around(Continuous):
         generators = p * (x.generators - (p * x.generators).sum(-1, keepdim=True))
         size = most(torch.maximum(low.abs(), high.abs()).masked_fill(dead, 0.0))
         rest = x.rest / 2 + 8 * n * SHARE * (1 + size) * (1 + most(extent))
-        made = self._with_noise(centre, torch.where(constant, 0.0, generators), noise, rest)
-        made = Zonotope(made.centre, made.generators, made.rest, 1 + most(extent) + most(noise) + made.rest)
+        largest = 1 + most(extent) + most(noise)
+        made = self._with_noise(centre, torch.where(constant, 0.0, generators), noise, rest, largest)
         return self._moved((key, "back"), lambda t: t.movedim(-1, dim), [made])
 
-    def _quotient(self, key: Any, call: Call, a: Any, b: Any) -> Zonotope:
-        """`a / b`, by the reciprocal of positive numbers b."""
-        if not isinstance(b, Zonotope):
-            return self._affine(key, call, [a])
-        inverse = self._function(_reciprocal, b, BENT)
-        if isinstance(a, Zonotope):
-            return self._product(torch.mul, a, inverse)
-        return self._affine(key, lambda t: a * t, [inverse])
-
     def _attention(
-        self, key: Any, q: Zonotope, k: Zonotope, v: Zonotope, mask: Tensor | None, causal: bool, scale: float | None
+        self, key: Any, xs: list[Zonotope], mask: Tensor | None, causal: bool, scale: float | None
     ) -> Zonotope:
         """`softmax(scale q k^T + mask) v`."""
+        heads = xs[0].centre.shape[-3] // xs[1].centre.shape[-3] if xs[0].centre.ndim > 3 else 1
+        q, k, v = (
+            x if x is xs[0] or heads == 1 else self._moved((key, n), lambda t: t.repeat_interleave(heads, -3), [x])
+            for n, x in enumerate(xs)
+        )
         scale = q.centre.shape[-1] ** -0.5 if scale is None else scale
         logits = self._product(lambda a, b: a @ b.mT, q, k)
         sizes = logits.centre.shape[-2:]
-        if causal:
-            mask = torch.ones(sizes, dtype=torch.bool).tril()
-        if mask is None:
-            mask = torch.zeros(sizes, dtype=torch.float64)
-        elif mask.dtype == torch.bool:
-            mask = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -math.inf)
-        scaled = self._affine((key, "scaled"), lambda t: scale * t + mask, [logits])
+        allowed = torch.ones(sizes, dtype=torch.bool)
+        allowed = allowed.tril() if causal else mask if mask is not None and mask.dtype == torch.bool else allowed
+        bias = torch.zeros(()) if mask is None or mask.dtype == torch.bool else mask
+        scaled = self._affine((key, "scaled"), lambda t: (scale * t + bias).masked_fill(~allowed, -math.inf), [logits])
         return self._product(torch.matmul, self._softmax(key, scaled, -1), v)
 
     def _norm(self, key: Any, name: str, x: Zonotope, given: dict[str, Any]) -> Zonotope:
@@ -350,8 +341,8 @@ class Around(Continuous):
         apart = Zonotope(centre - leader, generators - chosen, 2 * (lines.rest + error), lines.largest)
         above = (apart.centre + self.ball.extent(apart)).scatter(-1, first, 0.0).masked_fill(~held, 0.0)
         half = above.amax(-1).clamp(min=0) / 2 + 0 * leader[..., 0]
-        made = self._with_noise(sign * (leader[..., 0] + half), sign * chosen[..., 0], half, lines.rest + error)
-        made = Zonotope(made.centre, made.generators, made.rest, lines.largest + 2 * most(half) + made.rest)
+        centre, largest = sign * (leader[..., 0] + half), lines.largest + 2 * most(half)
+        made = self._with_noise(centre, sign * chosen[..., 0], half, lines.rest + error, largest)
         results = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
         made = self._moved((node, "shape"), lambda t: t.reshape(results[0].shape), [made])
         return made if len(results) == 1 else [made, None]

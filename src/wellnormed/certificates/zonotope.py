@@ -47,8 +47,9 @@ class Ball:
 
     def reach(self, generators: Tensor) -> Tensor:
         """How fast the entries change with the radius, `(B or 1, *shape)`: the dual norm over the input's symbols."""
-        own = generators[: self.groups[0] * self.groups[1]].unflatten(0, self.groups)
-        return torch.linalg.vector_norm(own, dim=1).sum(0) * _up(len(own)) + TINY
+        count = self.groups[0] * self.groups[1]
+        own = generators[:count].unflatten(0, self.groups)
+        return torch.linalg.vector_norm(own, dim=1).sum(0) * _up(count) + TINY
 
     def noise(self, generators: Tensor) -> Tensor:
         """How far the other symbols move the entries, `(B or 1, *shape)`."""
