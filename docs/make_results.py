@@ -451,6 +451,27 @@ def attacks() -> Lines:
     )  # fmt: skip
 
 
+def radii() -> Lines:
+    """Radii around images, beside those by the constant."""
+    content = load("local-radii.json")
+    yield from ("## Radii around images", "")
+    yield from origin("local-radii.json", content)
+    yield from (
+        f"MNIST networks without constraints, {content['epochs']} epochs of Adam: `wn.certified_radius` and the radius "
+        "by the constant, medians over the images classified rightly, and the share that APGD breaks at multiples.",
+        "",
+    )
+    yield from table(
+        "hidden | by the constant | around the image | ratio | broken at 1, 1.5, 2 | seconds of a core, images",
+        [
+            (row["hidden"], f"{row['median_global']:.3f}", f"{row['median_local']:.3f}", f"{row['median_ratio']:.2f}",
+             ", ".join(f"{share:.3g}" for share in row["broken"].values()),
+             f"{row['seconds_of_processor']:.0f}, {row['images']:,}")
+            for row in content["rows"]
+        ],
+    )  # fmt: skip
+
+
 HARNESSES: tuple[tuple[str, str, Callable[[dict[str, Any]], tuple[str, list[Any]]], str], ...] = (
     ("EPFL's llm-optimizer-benchmark, characters of Shakespeare", "llm_optimizer_benchmark.json", ranks,
      " | optimizer | loss | rate, decay | cells | mean (seeds) | largest proved norm over cap"),
@@ -531,6 +552,7 @@ def page() -> str:
         matrix(),
         gpu(),
         attacks(),
+        radii(),
         harnesses(),
     )
     return "\n".join([HEAD, "", *(line for part in parts for line in part)]).rstrip() + "\n"

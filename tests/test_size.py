@@ -11,11 +11,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 AT_MOST = {
-    "benchmarks": 2523,
+    "benchmarks": 2642,
     "campaigns": 2334,
     "papers": 5688,
-    "src/wellnormed": 635,
-    "certificates": 4332,
+    "src/wellnormed": 636,
+    "certificates": 4876,
     "constraints": 1104,
     "data": 608,
     "matrix": 1290,
@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1930,
     "routing": 863,
     "train": 1929,
-    "tests": 24051,
+    "tests": 24336,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -1,0 +1,37 @@
+"""Radii around images: the result says what its script promises, and the attack finds what there is to find."""
+
+import json
+import math
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import wellnormed as wn
+from benchmarks import local_radii
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_result_keeps_its_promises():
+    rows = json.loads((ROOT / local_radii.OUTPUT).read_text())["rows"]
+    assert rows[0]["median_ratio"] > 5
+    for row in rows:
+        assert row["broken"]["1.0"] == 0
+        assert row["median_local"] > row["median_global"]
+    assert max(row["broken"]["2.0"] for row in rows) > 0.1  # an attack that breaks nothing would show nothing
+
+
+def test_the_attack_reaches_the_exact_radius_of_a_linear_map_and_no_less():
+    torch.manual_seed(0)
+    model, x = nn.Linear(12, 5).double(), torch.randn(8, 12, dtype=torch.float64)
+    labels = model(x).argmax(1)
+    radii = wn.certified_radius(model, x, labels)
+    assert bool((local_radii.least_lead(model, x, labels, radii) > 0).all())
+    assert bool((local_radii.least_lead(model, x, labels, 1.01 * radii) < 0).all())
+
+
+def test_the_steps_at_which_progress_is_judged_cover_the_attack():
+    found = local_radii._checkpoints()
+    assert sum(found.values()) == max(found) <= local_radii.STEPS
+    assert math.isclose(max(found), local_radii.STEPS, rel_tol=0.1)
