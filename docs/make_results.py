@@ -457,8 +457,8 @@ def radii() -> Lines:
     yield from ("## Radii around images", "")
     yield from origin("local-radii.json", content)
     yield from (
-        f"Unconstrained networks, {content['rows'][0]['images']:,} MNIST images: median radii, and the shares of right predictions "
-        "that APGD breaks within multiples of the radius.",
+        f"Unconstrained networks, {content['rows'][0]['images']:,} MNIST images: median radii, and the shares of right "
+        "predictions that APGD breaks within multiples of the radius.",
         "",
     )
     yield from table(
