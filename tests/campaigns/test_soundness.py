@@ -20,7 +20,7 @@ def test_no_search_exceeds_a_bound(number):
 def test_a_bound_that_is_too_small_is_found(monkeypatch):
     number = 4 * list(LAYERS).index("activation: relu") + 3
     assert examine(draw_model(0, number)).status == "sound"
-    monkeypatch.setitem(functions.FUNCTIONS, "relu", ("0.999", "1", "0", None))
+    monkeypatch.setitem(functions.FUNCTIONS, "relu", ("0", "0.999", "1", "0", None))
     assert examine(draw_model(0, number)).status == "violated"
 
 

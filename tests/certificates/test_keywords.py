@@ -61,7 +61,7 @@ def test_an_input_with_the_name_of_a_setting_goes_by_the_dictionary() -> None:
     assert bound(certify(Open(), {"x": X, "radius": 4.0})) == 4
     with pytest.raises(ValueError, match=r"in the place of the setting radius; .*an input of that name by"):
         certify(Named(), radius=X)
-    with pytest.raises(ValueError, match=r"pass several inputs in a tuple, certify\(model, \(x, mask\)\)"):
+    with pytest.raises(ValueError, match=r"pass a tuple of several inputs, certify\(model, \(x, mask\)\)"):
         certify(Named(), X, X)
     with pytest.raises(ValueError, match=re.escape("example_input={'output': ...}")):
         certify(Named(), X, output=X)

@@ -243,7 +243,7 @@ def with_keywords(
     for name, value in settings.items():
         if tensors_of(value):
             raise ValueError(
-                f"{caller}: got a tensor in the place of the setting {name}; pass several inputs in a tuple, {caller}"
+                f"{caller}: got a tensor in the place of the setting {name}; pass a tuple of several inputs, {caller}"
                 f"(model, (x, mask)), or by keyword, and an input of that name by example_input={{{name!r}: ...}}"
             )
     if not inputs:
