@@ -13,23 +13,19 @@ import argparse
 import statistics
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import wellnormed as wn
 from benchmarks.matrix.gpu import eager_seconds
-from benchmarks.optimizer_step import BLOCKS, TIMED, hidden_matrices, ours
+from benchmarks.optimizer_step import BLOCKS, CONSTRAINED, TIMED, hidden_matrices
 from papers.header import header, write_result
 from papers.published_matrix import gram
-from wellnormed.constraints import SpectralNormalize
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 LARGE = [(4096, 4096)]
-EVERY = 8
 
 
 class BatchedGram(torch.optim.Optimizer):
@@ -54,28 +50,9 @@ class BatchedGram(torch.optim.Optimizer):
             torch._foreach_add_(weights, list(signs.unbind()), alpha=-group["lr"] * max(1, m / n) ** 0.5)
 
 
-def with_cap(cap: wn.constraints.Constraint, model: nn.Module) -> torch.optim.Optimizer:
-    """Muon by the engine, with a cap on every matrix."""
-    optimizer = ours(model)
-    wn.constrain(optimizer, {"*": cap})
-    return optimizer
-
-
-OPTIMIZERS: dict[str, Make] = {
-    **TIMED,
-    "published Gram iteration, batched": lambda model: BatchedGram(model.parameters()),
-    "ours with a soft cap": partial(with_cap, wn.SoftCap(1.0)),
-    "ours with a spectral normalization": partial(with_cap, SpectralNormalize(1.0)),
-}
-WAITING: dict[str, Make] = {
-    f"ours with a {name}, every {EVERY}": partial(with_cap, cap)
-    for name, cap in {
-        "hard cap": wn.HardCap(1.0, every=EVERY),
-        "soft cap": wn.SoftCap(1.0, every=EVERY),
-        "spectral normalization": SpectralNormalize(1.0, every=EVERY),
-    }.items()
-}
-"""Caps that act at one step of so many."""
+PEERS: dict[str, Make] = {**TIMED, "published Gram iteration, batched": lambda model: BatchedGram(model.parameters())}
+OPTIMIZERS: dict[str, tuple[Make, int]] = {name: (make, 1) for name, make in PEERS.items()} | CONSTRAINED
+"""How each is made, and over how many steps its figures are means: those of which one projects, for caps that wait."""
 
 
 def seconds(step: Callable[[], Any], rounds: int = 10) -> float:
@@ -151,11 +128,11 @@ def main() -> None:
     }
     rows = []
     for name, model in models.items():
-        for optimizer, make in {**OPTIMIZERS, **WAITING}.items():
+        for optimizer, (make, every) in OPTIMIZERS.items():
             torch.cuda.empty_cache()
             with torch.device("cuda"):
                 own = model()
-            found = measured(make, own, EVERY if optimizer in WAITING else 1)
+            found = measured(make, own, every)
             rows.append({"model": name, "optimizer": optimizer, **found})
             print(rows[-1], flush=True)
             command = f"python -m benchmarks.first_on_gpu --output {options.output}"

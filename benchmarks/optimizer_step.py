@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -72,15 +73,15 @@ def hidden_matrices(blocks: int, dtype: torch.dtype = torch.float32, shapes: Sha
     return model
 
 
-def ours(model: nn.Module) -> torch.optim.Optimizer:
+def ours(model: nn.Module, lr: float = 0.02) -> torch.optim.Optimizer:
     """Muon by the engine."""
-    return wn.Muon(wn.assign_norms(model, overrides={"*": wn.Spectral()}), lr=0.02)
+    return wn.Muon(wn.assign_norms(model, overrides={"*": wn.Spectral()}), lr=lr)
 
 
-def ours_capped(model: nn.Module) -> torch.optim.Optimizer:
-    """The same, with a hard cap that every step exceeds."""
-    optimizer = ours(model)
-    wn.constrain(optimizer, {"*": wn.HardCap(1.0)})
+def with_cap(cap: wn.constraints.Constraint, model: nn.Module) -> torch.optim.Optimizer:
+    """The same, with a constraint on every matrix, at a rate that leaves a cap of 1 room for seven steps."""
+    optimizer = ours(model, lr=0.01)
+    wn.constrain(optimizer, {"*": cap})
     return optimizer
 
 
@@ -91,7 +92,7 @@ def ours_light(model: nn.Module) -> torch.optim.Optimizer:
 
 TIMED: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "ours": ours,
-    "ours with a hard cap": ours_capped,
+    "ours with a hard cap": partial(with_cap, wn.HardCap(1.0)),
     "float32 loop": lambda model: Float32Loop(model.parameters()),
     "torch.optim.Muon": lambda model: torch.optim.Muon(model.parameters(), lr=0.02),
     "torch.optim.AdamW": lambda model: torch.optim.AdamW(model.parameters()),
@@ -103,6 +104,20 @@ MEASURED = {
     "torch.optim.Muon": (TIMED["torch.optim.Muon"], torch.float32),
     "torch.optim.AdamW": (TIMED["torch.optim.AdamW"], torch.float32),
 }
+
+
+EVERY = 8
+CONSTRAINED: dict[str, tuple[Callable[[nn.Module], torch.optim.Optimizer], int]] = {
+    f"ours with {name}{'' if every == 1 else f', every {every}'}": (partial(with_cap, kind(1.0, every=every)), every)
+    for name, kind in {
+        "a hard cap": wn.HardCap,
+        "a soft cap": wn.SoftCap,
+        "an optimal cap": wn.constraints.OptimalCap,
+        "a spectral normalization": wn.constraints.SpectralNormalize,
+    }.items()
+    for every in (1, EVERY)
+}
+"""Every constraint that may wait, and the steps from one projection to the next."""
 
 
 def time_steps(rounds: int) -> dict[str, float]:

@@ -17,6 +17,7 @@ from benchmarks.public_curves import best as curves
 from benchmarks.public_defaults import ARMS, MODELS, PEERS, means, missing
 from docs.harnesses import pass_rates, ranks
 from papers.frontier import best_losses, best_rate
+from wellnormed.constraints.caps import Cap
 from wellnormed.proof.decimals import shown
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -299,6 +300,25 @@ def steps() -> Lines:
     )
 
 
+def waiting() -> Lines:
+    """What caps that wait cost in loss."""
+    content = load("waiting-caps.json")
+    yield from ("## Caps that wait", "")
+    yield from origin("waiting-caps.json", content)
+    yield from (f"Validation losses after {content['steps']} steps, the least and the largest of three seeds.", "")
+    yield from table(
+        "constraint | room, of the cap | loss | more than at every step, mean | steps at which a cap acts",
+        [
+            (kind, "every step" if room is None else room, span((row["loss"] for row in rows), ".4f"),
+             f"{fmean(row['loss'] for row in rows) - fmean(row['loss'] for row in every[kind, None]):.4f}",
+             f"{rows[0]['acts']:.0%}")
+            for every in [grouped(content["rows"], "constraint", "room")]
+            for (kind, room), rows in every.items()
+            if room in (None, Cap.most_room, 0.5)
+        ],
+    )  # fmt: skip
+
+
 def matrix() -> Lines:
     """Speed, accuracy and operations of the matrix functions."""
     content = load("matrix/speed.json")
@@ -549,6 +569,7 @@ def page() -> str:
         budget(),
         lora(),
         steps(),
+        waiting(),
         matrix(),
         gpu(),
         attacks(),

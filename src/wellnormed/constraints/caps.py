@@ -57,8 +57,9 @@ class Cap(Constraint):
     cap: float
     every = 1  # without a type, so that dataclasses which have it as a field say where it stands
     """Steps of one learning rate from one projection to the next."""
-    most_room: ClassVar[float] = 0.5
-    """The share of the cap that steps may wait for."""
+    most_room: ClassVar[float] = 0.1
+    """The share of the cap that steps may wait for. A tenth costs a small transformer .001 of its loss with hard caps
+    and .003 with soft ones, where a half costs .012 and .015 (`benchmarks/waiting_caps.py`)."""
     undoes_steps: ClassVar[bool] = False
     """Whether the function brings back just so much as the last step may have added, and leaves nothing as it is."""
     looks_first: ClassVar[bool] = False
@@ -260,13 +261,11 @@ class SpectralNormalize(Cap):
 class _UndoingCap(Cap):
     """A polynomial that brings back what the steps since the last one may have added.
 
-    A quarter of the cap is the most room that it leaves: from there it is then asked to undo at most two thirds of what
-    it aims at, which each of these polynomials bears.
+    Where it waits it is asked to undo at most a ninth of what it aims at, and the last step.
     """
 
     uses_update_norm: ClassVar[bool] = True
     undoes_steps: ClassVar[bool] = True
-    most_room: ClassVar[float] = 0.25
 
     __repr__ = _without_defaults
 
