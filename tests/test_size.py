@@ -20,7 +20,7 @@ AT_MOST = {
     "data": 608,
     "matrix": 1290,
     "models": 666,
-    "modular": 352,
+    "modular": 383,
     "nn": 370,
     "norms": 491,
     "optim": 1834,
@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1930,
     "routing": 863,
     "train": 1929,
-    "tests": 24338,
+    "tests": 24381,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")
