@@ -36,6 +36,8 @@ class Reproduce:
     """Holds a folder for every experiment and preset."""
     list: bool = False
     """Show every experiment, with its state, cost and verdicts; with a name, the cells of that one."""
+    dry_run: bool = False
+    """Say how many cells would run, and how long such cells took, and run none."""
 
     def __call__(self) -> int:
         from rich.console import Console
@@ -50,8 +52,13 @@ class Reproduce:
             return 0
         if self.name is None:
             raise ValueError("name the experiment, or pass --list to see all")
+        if self.dry_run:
+            Console().print(
+                reproduce.plan(self.name, self.preset, self.folder, self.only), highlight=False, soft_wrap=True
+            )
+            return 0
         device = str(device_of(self.device)) if self.cluster is None else self.device  # a cluster has other devices
-        arguments = {key: value for key, value in vars(self).items() if key != "list"}
+        arguments = {key: value for key, value in vars(self).items() if key not in ("list", "dry_run")}
         return int(reproduce.reproduce(**arguments | {"device": device}) > 0)
 
 

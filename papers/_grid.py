@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
@@ -74,14 +74,15 @@ def chosen(cells: Sequence[Any], only: Sequence[str]) -> Sequence[Any]:
     return cells
 
 
-def missing(experiment: Experiment, cells: Sequence[Any], rows: Iterable[str]) -> list[Chunk]:
-    """The cells that have no row, in the order of the experiment, those that are run together as one."""
-    done, chunks = set(rows), {}
+def missing(experiment: Experiment, cells: Sequence[Any], rows: Mapping[str, Row]) -> list[Chunk]:
+    """The cells that have no whole row, in the order of the experiment, those that are run together as one."""
+    chunks: dict[Any, list[Any]] = {}
     for number, cell in enumerate(cells):
-        if cell_key(cell) not in done:
+        row = rows.get(cell_key(cell))
+        if row is None or (experiment.cut is not None and experiment.cut(row)):
             group = number if experiment.together is None else experiment.together(cell)
             chunks.setdefault(group, []).append(cell)
-    return [tuple(cells) for cells in chunks.values()]
+    return [tuple(chunk) for chunk in chunks.values()]
 
 
 def run_missing(

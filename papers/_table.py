@@ -4,8 +4,9 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from wellnormed._files import json_text, parse_json, write_atomically, writing
@@ -50,6 +51,40 @@ def results_by(rows: Iterable[Row], setting: str, what: str, **where: Any) -> di
         if where.items() <= row["config"].items():
             found.setdefault(row["config"][setting], []).append(row["results"][what])
     return dict(sorted(found.items()))
+
+
+def seconds_of(cells: Sequence[Any], rows: Mapping[str, Row]) -> list[float | None]:
+    """The seconds that each cell takes, as far as rows (by the key of their cell) tell.
+
+    They are those of its row; else the mean of rows that differ in the seed alone, or else in the seed and in numbers
+    with a fraction, such as rates. None if there are no such rows.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Run:
+        ...     width: int
+        ...     lr: float
+        ...     seed: int = 0
+        >>> rows = {cell_key(run): {"config": vars(run), "seconds": run.lr} for run in (Run(8, 1.0), Run(8, 3.0))}
+        >>> seconds_of([Run(8, 3.0), Run(8, 3.0, 1), Run(8, 5.0), Run(16, 3.0)], rows)
+        [3.0, 3.0, 2.0, None]
+    """
+
+    def likenesses(config: dict[str, Any]) -> list[str]:
+        but_the_seed = {key: value for key, value in config.items() if key != "seed"}
+        sizes = {key: value for key, value in but_the_seed.items() if not isinstance(value, float)}
+        return [json.dumps(part, sort_keys=True) for part in (but_the_seed, sizes)]
+
+    alike: dict[str, list[float]] = {}
+    for row in rows.values():
+        for likeness in likenesses(row["config"]):
+            alike.setdefault(likeness, []).append(row["seconds"])
+    known = [
+        [[row["seconds"]] if (row := rows.get(cell_key(cell))) else []]
+        + [alike.get(likeness, []) for likeness in likenesses(dataclasses.asdict(cell))]
+        for cell in cells
+    ]
+    return [next((fmean(seconds) for seconds in each if seconds), None) for each in known]
 
 
 class Table:

@@ -5,10 +5,10 @@ drawn: figures, and `table.md`, which puts what was found beside what was publis
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,8 +16,8 @@ from rich.table import Table as Printed
 
 from papers._experiment import MODULES, Experiment, Preset, Verdict, load
 from papers._figures import save_figure
-from papers._grid import run_missing
-from papers._table import Row, Table, cell_key
+from papers._grid import chosen, missing, run_missing
+from papers._table import Row, Table, cell_key, seconds_of
 from wellnormed._files import write_atomically
 from wellnormed.train.lock import locked
 
@@ -84,8 +84,36 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def cost(cells: Sequence[Any], rows: Mapping[str, Row]) -> str:
+    """How long one process takes for cells, by rows of such cells: in minutes, of how many cells, on which machine.
+
+    Nothing if no row tells; `seconds_of` says which do.
+    """
+    known = [seconds for seconds in seconds_of(cells, rows) if seconds is not None]
+    if not known:
+        return ""
+    of = "" if len(known) == len(cells) else f" for {len(known):,} of {len(cells):,} cells"
+    return f"{sum(known) / 60:,.1f} min{of}"
+
+
+def plan(name: str, preset: Preset = "cpu", folder: Path = FOLDER, only: Sequence[str] = ()) -> str:
+    """What the same command would run without --dry-run, and how long that took where it was run before."""
+    experiment = load(name)
+    rows, _ = Table(folder / f"{name}-{preset}" / "rows.jsonl").read()
+    cells = chosen(experiment.cells(preset), only)
+    left = [cell for chunk in missing(experiment, cells, rows) for cell in chunk]
+    machines = {f"{row['machine']}, {row['environment']['threads']} of them in use" for row in rows.values()}
+    said = cost(left, rows)
+    lines = [f"{name}, preset {preset}: {len(left):,} of {len(cells):,} cells would run"]
+    lines += [f"one process would take {said}, by rows of {' and '.join(sorted(machines))}"] if said else []
+    return "\n".join(lines)
+
+
 def overview(folder: Path = FOLDER) -> Printed:
-    """Every experiment and preset: how many cells are finished, the minutes of one process, and what came of them."""
+    """Every experiment and preset: how many cells are finished, the minutes of one process, and what came of them.
+
+    The minutes are those of the finished cells, and of all, as far as these tell.
+    """
     printed = Printed(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for column in ("experiment", "preset", "cells", "cost"):
         printed.add_column(column, no_wrap=True, overflow="fold")
@@ -95,21 +123,26 @@ def overview(folder: Path = FOLDER) -> Printed:
         experiment = load(name)
         for preset in get_args(Preset):
             cells = experiment.cells(preset)
-            rows = Table(folder / f"{name}-{preset}" / "rows.jsonl").rows_of(cells)
-            cost = f"{sum(row['seconds'] for row in rows) / 60:.1f} min" if rows else "not run"
+            known, _ = (table := Table(folder / f"{name}-{preset}" / "rows.jsonl")).read()
+            rows = table.rows_of(cells)
+            spent = f"{sum(row['seconds'] for row in rows) / 60:,.1f} min" if rows else "not run"
+            spent += f", whole {cost(cells, known)}" if 0 < len(rows) < len(cells) else ""
             counts = Counter(verdict.verdict for verdict in experiment.verdicts(rows, preset)) if rows else {}
             found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-            printed.add_row(name, preset, f"{len(rows)}/{len(cells)}", cost, experiment.source, found)
+            printed.add_row(name, preset, f"{len(rows)}/{len(cells)}", spent, experiment.source, found)
     return printed
 
 
 def states(name: str, preset: Preset, folder: Path = FOLDER) -> Printed:
-    """Every cell of an experiment, by its fields, and whether it has its row."""
-    cells = load(name).cells(preset)
-    done, _ = Table(folder / f"{name}-{preset}" / "rows.jsonl").read()
-    printed = Printed("state", *vars(cells[0]), box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for cell in cells:
-        printed.add_row("finished" if cell_key(cell) in done else "missing", *map(str, vars(cell).values()))
+    """Every cell of an experiment, by its fields: whether it has its row, and its seconds as far as rows tell."""
+    experiment = load(name)
+    cells = experiment.cells(preset)
+    rows, _ = Table(folder / f"{name}-{preset}" / "rows.jsonl").read()
+    left = {cell for chunk in missing(experiment, cells, rows) for cell in chunk}
+    printed = Printed("state", "seconds", *vars(cells[0]), box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for cell, seconds in zip(cells, seconds_of(cells, rows), strict=True):
+        state = "finished" if cell not in left else "cut short" if cell_key(cell) in rows else "missing"
+        printed.add_row(state, "" if seconds is None else f"{seconds:.0f}", *map(str, vars(cell).values()))
     return printed
 
 

@@ -122,9 +122,43 @@ def test_rows_of_other_data_are_not_put_beside_each_other(inline, folder, monkey
 
 def test_cells_may_be_run_together(inline, folder, monkeypatch):
     monkeypatch.setattr(toy, "EXPERIMENT", toy.TOGETHER)
-    assert {len(chunk) for chunk in missing(toy.TOGETHER, toy.TOGETHER.cells("cpu"), ())} == {2, 4}
+    assert {len(chunk) for chunk in missing(toy.TOGETHER, toy.TOGETHER.cells("cpu"), {})} == {2, 4}
     assert run(folder, jobs=1)[0] == 0
     assert squares(folder) == SQUARES
+
+
+def test_rows_of_runs_that_ended_early_count_until_their_cells_are_run_again(inline, folder, monkeypatch, capsys):
+    run(folder)
+    monkeypatch.setattr(toy, "EXPERIMENT", toy.CUT)
+    assert main(["toy", "--list", "--folder", str(folder)]) == 0
+    assert capsys.readouterr().out.count("cut short") == 1
+    assert run(folder)[0] == 0
+    assert executed(folder) == sorted([*SQUARES, 4])
+    assert squares(folder) == SQUARES
+
+
+def test_a_dry_run_says_how_long_such_cells_took_and_runs_none(inline, folder, capsys):
+    def plan(*words):
+        assert main(["toy", "--dry-run", "--folder", str(folder), *words]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    assert plan() == ["toy, preset cpu: 6 of 6 cells would run"]  # no row tells how long
+    run(folder, only=["value=1,2"])
+    capsys.readouterr()
+    table = folder / "toy-cpu" / "rows.jsonl"
+    rows = [json.loads(line) for line in table.read_text().splitlines()]
+    table.unlink()
+    for seed, (row, seconds) in enumerate(zip(rows, (60.0, 240.0), strict=True), 1):
+        content = {key: value for key, value in row.items() if key != "digest"}
+        config = {"value": 1, "seed": seed}
+        Table(table).append(content | {"config": config, "cell": cell_key(toy.Number(**config)), "seconds": seconds})
+    threads, machine = rows[0]["environment"]["threads"], rows[0]["machine"]
+    assert plan() == [
+        "toy, preset cpu: 6 of 6 cells would run",
+        f"one process would take 2.5 min for 1 of 6 cells, by rows of {machine}, {threads} of them in use",
+    ]
+    assert plan("--only", "value=2,4") == ["toy, preset cpu: 2 of 2 cells would run"]
+    assert executed(folder) == [1, 2]
 
 
 def wait_until_gone(group):
@@ -249,7 +283,7 @@ def test_cells_are_chosen_and_listed_by_their_fields(inline, folder, capsys):
     assert squares(folder) == {1: 1, 4: 16}
     assert main(["toy", "--list", "--folder", str(folder)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip().startswith(("fin", "miss"))]
-    assert [line[:2] for line in lines if line[0] == "finished"] == [["finished", "1"], ["finished", "4"]]
+    assert [line[2] for line in lines if line[0] == "finished"] == ["1", "4"]  # after the seconds
     assert len(lines) == 6
     for condition, named in (("value=3", "value=3"), ("velue=1", "velue=1")):
         assert main(["toy", "--only", condition, "--folder", str(folder)]) == 2
