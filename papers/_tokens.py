@@ -65,10 +65,10 @@ def token_task(config: TrainConfig, corpus: Corpus, device: torch.device) -> Lan
 
 
 @torch.no_grad()
-def stream_as_published(task: LanguageTask) -> dict[str, float]:
-    """What LT records of the residual stream and the logits: the largest entry with its sign, and the largest RMS.
+def activations(task: LanguageTask) -> dict[str, float | None]:
+    """The largest entry and attention logit that `LanguageTask.observe` sees, and what LT's code records there.
 
-    On the windows that `LanguageTask.observe` looks at.
+    That is of the residual stream and the logits alone: the largest entry with its sign, and the largest RMS.
     """
     largest, sizes = [], []
 
@@ -78,20 +78,18 @@ def stream_as_published(task: LanguageTask) -> dict[str, float]:
 
     hooks = [part.register_forward_hook(keep) for part in (*blocks(task.model), task.model)]
     try:
-        task.observe()
+        seen = summary(task.observe())
     finally:
         for hook in hooks:
             hook.remove()
-    return {"largest_of_stream": max(largest), "largest_rms_of_stream": max(sizes)}
+    return {"largest_logit": None} | seen | {"largest_of_stream": max(largest), "largest_rms_of_stream": max(sizes)}
 
 
-def results(
-    config: TrainConfig, corpus: Corpus, device: torch.device, folder: Path | None = None, stream: bool = False
-) -> dict[str, Any]:
-    """Loss, accuracy, bounds and the largest activation of a trained model; the step at which it diverged if it did.
+def results(config: TrainConfig, corpus: Corpus, device: torch.device, folder: Path | None = None) -> dict[str, Any]:
+    """Loss, accuracy, bounds and the largest activations of a trained model; the step at which it diverged if it did.
 
     Products are in the precision of the config until the model is trained, and then in float32. With a folder, a run
-    that was stopped goes on from what it left there. With `stream`, also what `stream_as_published` finds.
+    that was stopped goes on from what it left there.
     """
     task = token_task(config, corpus, device)
     try:
@@ -102,8 +100,7 @@ def results(
         return {"diverged_at": task.step, "why": str(error)}
     if not math.isfinite(found["validation_loss"]):
         return {"diverged_at": task.step, "why": "the validation loss is not finite"}
-    found |= {"largest_logit": None} | summary(task.observe())
-    found |= stream_as_published(task) if stream else {}
+    found |= activations(task)
     model = task.copy(task.whole_weights())
     certificate = certificate_of(model, config.attack_steps, task)
     if isinstance(certificate, Certificate):
@@ -113,7 +110,8 @@ def results(
     else:
         found["refused"] = certificate
     if isinstance(model, GPT):
-        found["log10_as_published"] = as_published.transformer(model) + math.log10(model.config.logit_scale)
+        for key, whether in (("log10_as_published", False), ("log10_with_equation_20", True)):
+            found[key] = as_published.transformer(model, whether) + math.log10(model.config.logit_scale)
     elif isinstance(model, LipsFormer):
         found["log10_as_published"] = lipsformer_bound_as_published(model)
     return found

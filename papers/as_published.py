@@ -31,12 +31,18 @@ def attention(query: float, key: float, value: float, scale: float = 1.0, radius
 
 
 @torch.no_grad()
-def transformer(model: GPT) -> float:
+def transformer(model: GPT, equation_20: bool = True) -> float:
     """Decimal logarithm of what LT section 4.2 and appendix D say of a `GPT`, from norms of whole matrices.
 
     It divides feed-forward layers by 1.1289 although their activation is scaled by that already, and takes the norm of
     a whole projection for that of every head. It takes every residual connection for a convex one of the config's
     strength, with a third of attention, also in a model with plain ones (`GPTConfig.residual`).
+
+    Args:
+        model: In any state of training.
+        equation_20: Whether an attention scale other than 1 multiplies attention by its root, as LT prints it. The
+            "at most 10" of LT's table 1 follows neither with it nor without: at cap 1, attention scale sqrt(128) and
+            logit scale 8 the formula says 23.3 and 7.6.
 
     Example:
         >>> from wellnormed.models import GPTConfig
@@ -51,6 +57,7 @@ def transformer(model: GPT) -> float:
         return Decimal(float(Spectral().upper_bound(next(p for p in part.parameters() if p.ndim == 2))))
 
     constant, share = Decimal("1.1289"), Decimal(model.config.residual_strength)
+    root = Decimal(model.config.attention_scale if equation_20 else 1).sqrt()
     radius = lipschitz = _ONE
     for residual in model.layers:
         block = getattr(residual, "block", None)
@@ -58,7 +65,7 @@ def transformer(model: GPT) -> float:
             continue
         if isinstance(block, Attention):
             query, key, value, output = (norm(part) for part in (block.query, block.key, block.value, block.output))
-            functional = max(_ONE, value * max(query, key) * radius**2)
+            functional = root * max(_ONE, value * max(query, key) * radius**2)
             size, own = output * value, functional * (query + key + value) * output / 3
         else:
             size = own = norm(block.input) * norm(block.output) / constant

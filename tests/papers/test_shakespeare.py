@@ -30,11 +30,11 @@ def at_caps(cap, blocks=3):
     return model
 
 
-def published(cap, blocks=3):
-    """LT appendix D, equations 13, 14, 16, 21 and 22, all norms being the cap."""
+def published(cap, blocks=3, scale=1.0):
+    """LT appendix D, equations 13, 14, 16 and 20 to 22, all norms being the cap."""
     share, radius, lipschitz = 1 / (2 * blocks), 1.0, 1.0
     for _ in range(blocks):
-        attention = max(1.0, cap * radius * cap * radius) * 3 * cap * cap / 3
+        attention = math.sqrt(scale) * max(1.0, cap * radius * cap * radius) * 3 * cap * cap / 3
         feed_forward = cap * cap / 1.1289
         lipschitz *= (1 - share + share * attention) * (1 - share + share * feed_forward)
         radius *= (1 - share + share * cap * cap) * (1 - share + share * feed_forward)
@@ -46,6 +46,19 @@ def published(cap, blocks=3):
 def test_the_published_formula(cap, blocks):
     # bounds of float32 weights exceed their norms by a few units of 1e-7
     assert 10 ** as_published.transformer(at_caps(cap, blocks)) == pytest.approx(published(cap, blocks), rel=1e-4)
+
+
+@pytest.mark.parametrize("scale", [0.25, 24.0])
+def test_equation_20_multiplies_attention_by_the_root_of_its_scale_and_can_be_left_out(scale):
+    model = at_caps(1.5, 2)
+    model.config = replace(model.config, attention_scale=scale)
+    for whether, counted in ((True, scale), (False, 1.0)):
+        found = 10 ** as_published.transformer(model, equation_20=whether)
+        assert found == pytest.approx(published(1.5, 2, counted), rel=1e-4)
+
+
+def test_at_most_10_of_table_1_follows_neither_with_equation_20_nor_without():
+    assert [f"{8 * published(1.0, 12, scale):.1f}" for scale in (1.0, math.sqrt(128))] == ["7.6", "23.3"]
 
 
 def test_caps_are_those_at_which_the_formula_says_what_was_published():
