@@ -18,22 +18,24 @@ HEAD = """# The four papers, one command each
 ```sh
 python -m papers --list                  # every experiment: cells, cost, verdicts
 python -m papers rates                   # minutes on two cores
-python -m papers rates --list            # its cells, and which are finished
+python -m papers rates --list            # its cells, their state and seconds
+python -m papers rates --dry-run         # what would run, and how long it took before
 python -m papers rates --only seed=0     # some of them
 python -m papers rates --preset paper    # the paper's own setting, on whatever it needs
 ```
 
 A finished cell, one configuration and seed, is a line of `rows.jsonl` in a folder such as
-`results/reproduce/rates-cpu`, and is never run twice: a command that was stopped or killed goes on when it is given
-again. `--jobs 4` runs four cells at a time, `--cluster slurm` submits them with `submitit`, `--device cuda` computes
-there. Figures and a table are drawn at the end. Some experiments read what text there is: English books or Tiny
-Shakespeare in `$WELLNORMED_DATA`, else the plays that the package installs; a command that would add rows of another
+`results/reproduce/rates-cpu`, and is never run twice: a command that was stopped goes on when it is given again.
+`--jobs 4` runs four cells at a time, `--cluster slurm` submits them with `submitit`, `--device cuda` computes there.
+Figures and a table are drawn at the end. Some experiments read what text there is: English books or Tiny Shakespeare
+in `$WELLNORMED_DATA`, else the plays that the package installs; a command that would add rows of another
 text is refused.
 
 Below are the committed rows. The preset `paper` is a paper's own setting, judged "reached" or "not reached". Where
 `cpu` is smaller, the verdict is about the shape of a curve. Nothing is judged where nothing was published, or where
-size or number of runs forbid a comparison; such lines stand in `table.md` beside the rows of each experiment, with the
-number of runs. Intervals reach from the least to the largest value over the seeds."""
+size or number of runs forbid a comparison; such lines stand in `table.md` beside the rows, with the number of runs.
+Intervals reach from the least to the largest value over the seeds. "(log)" marks numbers that are in a paper's released
+logs and not in its text."""
 
 
 def finished(experiment: Experiment, preset: Preset) -> list[Row]:
@@ -65,10 +67,10 @@ def shown(verdicts: Sequence[Verdict]) -> Iterator[str]:
     rows, why = [], ""
     for verdict in verdicts:
         reason, why = ("as above" if verdict.why and verdict.why == why else verdict.why), verdict.why
-        judged = "" if verdict.verdict == "measured" else verdict.verdict
+        judged = ": ".join(filter(None, ("" if verdict.verdict == "measured" else verdict.verdict, reason)))
         cells = (verdict.what, verdict.published, verdict.ours, verdict.interval if verdict.runs > 1 else "-", judged)
-        rows.append([cell.replace("|", "\\|") for cell in (*cells, reason)])
-    names = ("", "published", "ours", "interval", "verdict", "why")
+        rows.append([cell.replace("|", "\\|") for cell in cells])
+    names = ("", "published", "ours", "interval", "verdict")
     kept = [place for place in range(len(names)) if any(row[place] not in ("", "-") for row in rows)]
     yield f"| {' | '.join(names[place] for place in kept)} |"
     yield f"|{'---|' * len(kept)}"
@@ -101,7 +103,7 @@ def section(experiment: Experiment, preset: Preset, rows: list[Row]) -> Iterator
     before = experiment.verdicts(first, "cpu") if first else []  # what needs no training is the same in both presets
     judged = [verdict for verdict in verdicts if verdict.verdict != "measured" and verdict not in before]
     more = len(verdicts) - len(judged)
-    beside = f" `table.md` beside them has {more} {'more ' * bool(judged)}line{'s' * (more > 1)}." if more else ""
+    beside = f" `table.md`: {more} {'more ' * bool(judged)}line{'s' * (more > 1)}." if more else ""
     yield from (
         "",
         f"[rows](../results/reproduce/{name}/rows.jsonl): "

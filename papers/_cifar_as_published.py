@@ -10,7 +10,9 @@ class AdamWAsPublished(CifarTask):
     """AdamW without bias correction, on batches that come in the same order in every epoch.
 
     torch's AdamW divides its averages in step t by `1 - beta^t`; a learning rate times `(1 - beta_1^t) / sqrt(1 -
-    beta_2^t)` takes that back, up to Adam's eps, and changes the weight decay of the first steps by at most a tenth.
+    beta_2^t)` takes that back, up to Adam's eps. It changes the weight decay as well, which LT's code leaves
+    alone: by -55, -39, -28 and -14% in steps 1, 2, 3 and 5, by up to a tenth more from step 9 to 100, and the weights
+    by less than 0.1% in all.
     """
 
     order_of_all: Tensor | None = None

@@ -31,7 +31,7 @@ MUON: dict[Method, tuple[float, ...]] = {
     "hammer": (4.0, 0.398, 1.262, 0.569, 76.1),
     "spectral weight decay": (0.05, 0.157, 1.558, 0.549, 56.9),
 }
-"""Strength and learning rate of each method with Muon, and the loss, accuracy and Lipschitz bound as released."""
+"""Strength and learning rate of each method with Muon, which LT prints; loss, accuracy and bound of its logs."""
 AS_PUBLISHED: dict[AsPublished, tuple[float, ...]] = {
     "soft cap as published": MUON["soft cap"],
     "hard cap as published": MUON["hard cap"],
@@ -40,7 +40,7 @@ AS_PUBLISHED: dict[AsPublished, tuple[float, ...]] = {
 ADAMW_RATES = tuple(10 ** (-5 + 0.3 * step) for step in (6, 7, 8))
 """Those of LT's sweep about 10^-3."""
 ADAMW = (0.545, 851)
-"""Accuracy and bound of LT's best run with AdamW, whose setting is not said."""
+"""Accuracy and bound of LT's best run with AdamW in its logs, whose setting is not said."""
 BOUND_WITHIN = 0.1
 """How far a bound may be from the published one, as a share of it."""
 EVERY = 49
@@ -199,11 +199,11 @@ def _as_released(rows: Sequence[Row]) -> list[Verdict]:
         method, results = row["config"]["method"], row["results"]
         if row in muon:
             released = (MUON | AS_PUBLISHED)[method]
-            published, (*_, accuracy, bound) = "{2}, {3}, {4}".format(*released), released
+            published, (*_, accuracy, bound) = "{2}, {3}, {4} (log)".format(*released), released
             what = f"Muon, {method}: loss, accuracy, bound"
             why = _why_bounds_differ(method, row["config"]["strength"])
         else:
-            published, (accuracy, bound) = "-, {}, {}".format(*ADAMW), ADAMW
+            published, (accuracy, bound) = "-, {}, {} (log)".format(*ADAMW), ADAMW
             what = f"AdamW's best, {method}, rate {row['config']['lr']:.2g}: loss, accuracy, bound"
             others = [
                 f"{shown(r['results']['lipschitz'], '.0f')} at {r['config']['lr']:.2g}" for r in adamw if r is not row

@@ -125,6 +125,34 @@ def test_weight_decay_refuses_a_step_longer_than_the_cap():
         wn.constrain(wn.Scion(wn.assign_norms(model), lr=1.5), {"weight": wn.constraints.WeightDecay(1.0)})
 
 
+def test_a_capped_embedding_is_normalised_where_a_step_has_made_it_longer():
+    """LT normalises embeddings in every step by its appendix F, and caps them by section 4.4 and its code."""
+    table = nn.Embedding(7, 4)
+    optimizer = wn.Scion(wn.assign_norms(table, overrides={"*": wn.ColNorm(0)}), lr=0.3, momentum=0.0)
+    wn.constrain(optimizer, {"*": wn.ColumnCap(1.0)})
+    before = table.weight.detach().clone()
+    table.weight.grad = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
+    moved = before - 0.3 * table.weight.grad / table.weight.grad.square().mean(-1, keepdim=True).sqrt()
+    optimizer.step()
+    sizes = moved.square().mean(-1, keepdim=True).sqrt()
+    assert 0 < int((sizes > 1).sum()) < 7  # both kinds are there
+    torch.testing.assert_close(table.weight.detach(), torch.where(sizes > 1, moved / sizes, moved), rtol=1e-4, atol=0)
+
+
+def test_weight_decay_holds_a_step_below_its_cap():
+    """`w = (1 - u/M) (w + u)` has the solution `M - u`; before the decay it is the cap."""
+    model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    exact = wn.assign_norms(model, overrides={"*": wn.Spectral(method="svd")})
+    optimizer = wn.Scion(exact, lr=0.05, momentum=0.0)
+    wn.constrain(optimizer, {"*": wn.constraints.WeightDecay(4.0)})
+    for _ in range(2000):
+        model.weight.grad = -torch.ones(1, 1, dtype=torch.float64)
+        optimizer.step()
+    step, norm = optimizer.update_norm("weight"), float(model.weight.detach())
+    # 2e-5 of the weight more is taken for rounding in every step, which adds up to 4^2 2e-5 / 0.05
+    assert norm == pytest.approx(4.0 - step, abs=0.0065)
+
+
 def test_wrong_constraints_and_patterns_are_refused():
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4))
     assignment = wn.assign_norms(model)

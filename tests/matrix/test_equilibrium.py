@@ -6,6 +6,8 @@ import torch
 from wellnormed.matrix import spectral_clipped_weight_decay
 from wellnormed.matrix.equilibrium import clipped_weight_decay_equilibrium, weight_decay_equilibrium
 
+from .conftest import with_singular_values
+
 ORDERS = ("step-then-project", "project-then-step")
 
 
@@ -78,6 +80,20 @@ def test_decoupled_decay_holds_at_a_distance_that_does_not_depend_on_the_rate():
     for lr in (1.0, 0.1, 1e-4):
         assert clipped_weight_decay_equilibrium(2.0, 0.5 * lr, lr, "project-then-step") == pytest.approx(2 + 1 / 0.5)
         assert clipped_weight_decay_equilibrium(2.0, 0.5, lr) == pytest.approx(2 + lr)
+
+
+def test_full_decay_pulls_what_does_not_grow_to_zero_and_clipped_decay_only_to_its_threshold():
+    """SC 3.4. Where the decay has the factor `lr`, sinking rates end the pull: the equilibrium stays `1 / decay`."""
+    start = with_singular_values([3.0, 0.9, 0.01], 5, 3)
+    full = clipped = start
+    for _ in range(200):  # without steps
+        full, clipped = (1 - 0.1) * full, spectral_clipped_weight_decay(clipped, 1.0, 0.1)
+    assert float(torch.linalg.matrix_norm(full, 2)) < 3e-9
+    torch.testing.assert_close(torch.linalg.svdvals(clipped), torch.tensor([1.0, 0.9, 0.01]).double())
+    for lr in (1e-1, 1e-3, 1e-5):
+        assert clipped_weight_decay_equilibrium(0.0, 0.1, lr) == pytest.approx(9 * lr)  # sinks to zero with the rate
+        assert clipped_weight_decay_equilibrium(1.0, 0.1, lr) == pytest.approx(1 + 9 * lr)
+        assert weight_decay_equilibrium(1.0, lr) == 1.0
 
 
 def test_beyond_a_decay_of_one_the_published_bound_is_false():

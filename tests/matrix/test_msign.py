@@ -1,3 +1,4 @@
+import itertools
 import sys
 
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellnormed.matrix import REGISTRY, msign, optimal_coefficients, semi_orthogonal
-from wellnormed.matrix.coefficients import BFLOAT16_ERROR
+from wellnormed.matrix.coefficients import BFLOAT16_ERROR, CoefficientSet
 from wellnormed.matrix.msign import (
     coarse_msign,
     exact_reference,
@@ -241,6 +242,23 @@ def test_random_matrices_become_orthogonal_by_products(shape):
         assert float((torch.linalg.svdvals(found.double()) - 1).abs().max()) < 2e-6
         # rounding of 6e-8 in a direction whose singular value is 1 / (2 n) of the largest, seldom a tenth of that
         assert error(found, polar(x)) < 1e-3
+
+
+def test_more_steps_come_nearer_with_a_set_that_leaves_1_where_it_is_and_not_with_tuned_ones():
+    """SC 4: the number of steps is a choice that a finished model still has."""
+    x = with_singular_values(torch.logspace(0, -2, 6), 12, 6)
+
+    def errors(step):
+        found = []
+        for count in (3, 6, 12, 24):
+            own = CoefficientSet("", "", (step,) * count, maximum=1.21, minimum=0.0)
+            found.append(error(msign(x, own, "newton-schulz"), polar(x)))
+        return found
+
+    converging, tuned = errors((1.875, -1.25, 0.375)), errors(REGISTRY["jordan-5"].steps[0])
+    assert all(after < before for before, after in itertools.pairwise(converging))
+    assert converging[-1] < 1e-12  # float64
+    assert min(tuned) > 0.1
 
 
 def test_small_singular_values_become_1_and_missing_ones_are_refused():

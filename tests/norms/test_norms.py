@@ -307,6 +307,38 @@ def test_whole_matrix_norm_understates_heads_by_up_to_sqrt_heads():
     assert float(wn.norms.PerHead(heads).upper_bound(w)) == pytest.approx(math.sqrt(heads))
 
 
+@pytest.mark.parametrize("shape", [(24, 6), (6, 24), (8, 8)])
+def test_shampoo_without_accumulation_and_mup_are_the_duality_map(shape, generator):
+    """MD 4.1: `(G G^T)^(-1/4) G (G^T G)^(-1/4)`, the spectral scale, and the start of MD A.1's muP."""
+    d_out, d_in = shape
+    g = torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def preconditioner(gram: Tensor) -> Tensor:
+        values, vectors = torch.linalg.eigh(gram)
+        # of the zeros of the larger Gram matrix, G has nothing
+        powers = torch.where(values > 1e-9 * values.amax(), values.abs() ** -0.25, 0.0)
+        return (vectors * powers) @ vectors.mT
+
+    shampoo = preconditioner(g @ g.mT) @ g @ preconditioner(g.mT @ g)
+    torch.testing.assert_close(EXACT.dualize(g), math.sqrt(d_out / d_in) * shampoo)
+    start = EXACT.initialize_(torch.empty(shape, dtype=torch.float64), generator)
+    assert float(start.square().mean()) == pytest.approx(min(shape) / d_in**2)  # the variance of muP
+    # signs as Adam's, of one outer product, at muP's rate of 1 / d_in: a step of norm 1, whatever the width
+    signs = (g[:, :1] @ g[:1]).sign()
+    assert float(EXACT.norm(signs / d_in)) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("width", [16, 64, 256])
+def test_a_step_with_all_singular_values_moves_a_wide_matrix_and_one_of_rank_1_does_not(width, generator):
+    """MD 6.5: of equal spectral norm, and measured in the Frobenius norm."""
+    start = EXACT.initialize_(torch.empty(width, width, dtype=torch.float64), generator)
+    gradient = torch.randn(width, width, generator=generator, dtype=torch.float64)
+    full, single = EXACT.dualize(gradient), EXACT.dualize(gradient[:, :1] @ gradient[:1])
+    torch.testing.assert_close(EXACT.norm(full), EXACT.norm(single))
+    assert float(full.norm() / start.norm()) == pytest.approx(1)
+    assert float(single.norm() / start.norm()) == pytest.approx(width**-0.5)
+
+
 def test_rare_symbols_are_inflated_at_most_as_asked():
     g = torch.tensor([[1.0, 1.0], [1e-4, 1e-4]])
     d = wn.ColNorm(input_axis=0, max_inflation=16).dualize(g)

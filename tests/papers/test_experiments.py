@@ -8,6 +8,7 @@ import matplotlib
 import pytest
 import torch
 
+import wellnormed as wn
 from papers import _airbench, _cifar, _tokens, lr_transfer_mlp, stability_grid, watermark
 from papers._experiment import MODULES, load
 from papers._grid import Settings, run_chunk
@@ -164,6 +165,19 @@ def test_stable_rank():
     assert lr_transfer_mlp.stable_rank(torch.eye(5)) == pytest.approx(5.0)
     assert lr_transfer_mlp.stable_rank(torch.ones(4, 3)) == pytest.approx(1.0)
     assert lr_transfer_mlp.stable_rank(torch.zeros(2, 2)) == 0.0
+
+
+@pytest.mark.parametrize(("batch", "size"), [(256, 64), (8, 8)])
+def test_updates_of_muon_have_the_rank_of_the_gradient_and_first_ones_of_adam_have_not(batch, size):
+    """LT 3.1 says that they always have a high stable rank: not where a batch has fewer vectors than the matrix."""
+    generator = torch.Generator().manual_seed(0)
+    shared, own, inputs = (
+        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((64, 1), (64, batch), (batch, 64))
+    )
+    gradient = (3 * shared + own) @ inputs.abs()  # one direction stands out, as it does in networks that are trained
+    assert lr_transfer_mlp.stable_rank(gradient) < 1.5
+    assert lr_transfer_mlp.stable_rank(wn.Spectral(method="svd").dualize(gradient)) == pytest.approx(size, rel=1e-6)
+    assert lr_transfer_mlp.stable_rank(gradient.sign()) < 1.5  # Adam's first step
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -17,10 +17,11 @@ from wellnormed.proof.decimals import shown
 
 @dataclass(frozen=True)
 class WeightDecay(Cap):
-    """Shrink the whole weight by `1 - update_norm / cap`: the decay whose equilibrium is the cap.
+    """Shrink the whole weight by `1 - update_norm / cap`: the decay that holds the cap.
 
-    `(1 - u/M)(M + u) = M - u^2/M <= M`. With learning rate eta that is the weight decay `overshoot / M` of LT
-    section 3.
+    `(1 - u/M)(M + u) = M - u^2/M <= M`. Aligned steps of norm u end at `M - u`, where `w = (1 - u/M)(w + u)`: at the
+    cap before the decay, and one step below it afterwards. With learning rate eta that is the weight decay
+    `overshoot / M` of LT section 3.
     """
 
     uses_update_norm: ClassVar[bool] = True
