@@ -16,7 +16,7 @@ from rich.table import Table as Printed
 
 from papers._experiment import MODULES, Experiment, Preset, Verdict, load
 from papers._figures import save_figure
-from papers._grid import chosen, missing, run_missing
+from papers._grid import chosen, missing, run_missing, whole
 from papers._table import Row, Table, cell_key, seconds_of
 from wellnormed._files import write_atomically
 from wellnormed.train.lock import locked
@@ -84,13 +84,13 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def cost(cells: Sequence[Any], rows: Mapping[str, Row]) -> str:
-    """How long one process takes for cells, by rows of such cells: in minutes, of how many cells, on which machine.
+def cost(cells: Sequence[Any], rows: Mapping[str, Row], beyond: int = 0) -> str:
+    """The minutes that one process takes for cells, as far as `seconds_of` knows them from the rows.
 
-    Nothing if no row tells; `seconds_of` says which do.
+    Nothing if they are known of no more than `beyond` cells.
     """
     known = [seconds for seconds in seconds_of(cells, rows) if seconds is not None]
-    if not known:
+    if len(known) <= beyond:
         return ""
     of = "" if len(known) == len(cells) else f" for {len(known):,} of {len(cells):,} cells"
     return f"{sum(known) / 60:,.1f} min{of}"
@@ -103,7 +103,7 @@ def plan(name: str, preset: Preset = "cpu", folder: Path = FOLDER, only: Sequenc
     cells = chosen(experiment.cells(preset), only)
     left = [cell for chunk in missing(experiment, cells, rows) for cell in chunk]
     machines = {f"{row['machine']}, {row['environment']['threads']} of them in use" for row in rows.values()}
-    said = cost(left, rows)
+    said = cost(left, whole(experiment, rows))
     lines = [f"{name}, preset {preset}: {len(left):,} of {len(cells):,} cells would run"]
     lines += [f"one process would take {said}, by rows of {' and '.join(sorted(machines))}"] if said else []
     return "\n".join(lines)
@@ -123,10 +123,11 @@ def overview(folder: Path = FOLDER) -> Printed:
         experiment = load(name)
         for preset in get_args(Preset):
             cells = experiment.cells(preset)
-            known, _ = (table := Table(folder / f"{name}-{preset}" / "rows.jsonl")).read()
+            table = Table(folder / f"{name}-{preset}" / "rows.jsonl")
             rows = table.rows_of(cells)
             spent = f"{sum(row['seconds'] for row in rows) / 60:,.1f} min" if rows else "not run"
-            spent += f", whole {cost(cells, known)}" if 0 < len(rows) < len(cells) else ""
+            if more := cost(cells, whole(experiment, table.read()[0]), beyond=len(rows)):
+                spent += f"; all {more}" if more.endswith("min") else f"; {more}"
             counts = Counter(verdict.verdict for verdict in experiment.verdicts(rows, preset)) if rows else {}
             found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
             printed.add_row(name, preset, f"{len(rows)}/{len(cells)}", spent, experiment.source, found)
@@ -140,7 +141,7 @@ def states(name: str, preset: Preset, folder: Path = FOLDER) -> Printed:
     rows, _ = Table(folder / f"{name}-{preset}" / "rows.jsonl").read()
     left = {cell for chunk in missing(experiment, cells, rows) for cell in chunk}
     printed = Printed("state", "seconds", *vars(cells[0]), box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for cell, seconds in zip(cells, seconds_of(cells, rows), strict=True):
+    for cell, seconds in zip(cells, seconds_of(cells, whole(experiment, rows)), strict=True):
         state = "finished" if cell not in left else "cut short" if cell_key(cell) in rows else "missing"
         printed.add_row(state, "" if seconds is None else f"{seconds:.0f}", *map(str, vars(cell).values()))
     return printed

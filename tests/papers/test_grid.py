@@ -132,6 +132,7 @@ def test_rows_of_runs_that_ended_early_count_until_their_cells_are_run_again(inl
     monkeypatch.setattr(toy, "EXPERIMENT", toy.CUT)
     assert main(["toy", "--list", "--folder", str(folder)]) == 0
     assert capsys.readouterr().out.count("cut short") == 1
+    assert reproduce.plan("toy", folder=folder) == "toy, preset cpu: 1 of 6 cells would run"  # its seconds do not count
     assert run(folder)[0] == 0
     assert executed(folder) == sorted([*SQUARES, 4])
     assert squares(folder) == SQUARES
