@@ -110,9 +110,9 @@ class Table:
         return [rows[key] for key in map(cell_key, cells) if key in rows]
 
     def repair(self) -> list[str]:
-        """Remove the lines that do not count, and say what was wrong with them."""
+        """Remove lines that do not count, and say why not, or that a later one of their cell replaces."""
         rows, problems = self.read()
-        if problems:
+        if len(rows) < len(self._lines()):
             write_atomically(self.path, "".join(json_text(row, sealed=True) for row in rows.values()))
         return problems
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 AT_MOST = {
     "benchmarks": 2724,
     "campaigns": 2334,
-    "papers": 5688,
+    "papers": 5759,
     "src/wellnormed": 636,
     "certificates": 4876,
     "constraints": 1103,
@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1930,
     "routing": 863,
     "train": 1929,
-    "tests": 24381,
+    "tests": 24543,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -136,6 +136,11 @@ def test_rows_of_runs_that_ended_early_count_until_their_cells_are_run_again(inl
     assert run(folder)[0] == 0
     assert executed(folder) == sorted([*SQUARES, 4])
     assert squares(folder) == SQUARES
+    table = Table(folder / "toy-cpu" / "rows.jsonl")
+    assert len(table.path.read_text().splitlines()) == len(SQUARES) + 1
+    assert table.repair() == []
+    assert len(table.path.read_text().splitlines()) == len(SQUARES)  # the row that was replaced is gone
+    assert squares(folder) == SQUARES
 
 
 def test_a_dry_run_says_how_long_such_cells_took_and_runs_none(inline, folder, capsys):
