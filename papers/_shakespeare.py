@@ -143,12 +143,11 @@ def scores(model: nn.Module, length: int) -> dict[str, float]:
 def bounds(model: GPT | PotentialGPT) -> dict[str, Any]:
     """Logarithms to base 10 of the proved Lipschitz constant and, of LT's transformer, of LT's formula.
 
-    Of LT's transformer also `norms`, the proved RMS -> RMS norm of every whole matrix, from which any other formula of
-    norms can be computed without another run.
+    Of LT's transformer also its `whole_norms`.
     """
     model = model.eval().cpu()
     proved = {"log10_proved": certify(model).log10_lipschitz}
     if not isinstance(model, GPT):
         return proved
-    norms = {name: float(wn.Spectral().upper_bound(p)) for name, p in model.named_parameters() if p.ndim == 2}
-    return proved | {"log10_as_published": as_published.transformer(model), "norms": norms}
+    norms = as_published.whole_norms(model)
+    return proved | {"log10_as_published": as_published.transformer(model, norms=norms), "norms": norms}

@@ -110,8 +110,9 @@ def results(config: TrainConfig, corpus: Corpus, device: torch.device, folder: P
     else:
         found["refused"] = certificate
     if isinstance(model, GPT):
+        norms = found["norms"] = as_published.whole_norms(model)
         for key, whether in (("log10_as_published", False), ("log10_with_equation_20", True)):
-            found[key] = as_published.transformer(model, whether) + math.log10(model.config.logit_scale)
+            found[key] = as_published.transformer(model, whether, norms) + math.log10(model.config.logit_scale)
     elif isinstance(model, LipsFormer):
         found["log10_as_published"] = lipsformer_bound_as_published(model)
     return found

@@ -9,8 +9,8 @@ after 120 steps, at a loss of 2.350, 2.190, 2.117 and 2.154. Its largest entry t
 
 The largest entry is that of the results of modules without parts, on 32 windows of the validation split (the batch of
 a step). LT's code records the residual stream and the logits, on every batch of its last evaluation: the largest entry
-with its sign, and the largest RMS. A row has these too, on the same windows, and LT's formula with and without its
-equation 20; rows that were stored before have not.
+with its sign, and the largest RMS. A row has these too, on the same windows, LT's formula with and without its equation
+20, and the norms that any formula needs; rows that were stored before have not.
 """
 
 import math
