@@ -75,6 +75,17 @@ def test_the_command_trains_certifies_verifies_and_reports(place, capsys):
     assert RunFolder(folder).unfinished() is None
 
 
+def test_tokens_train_without_an_end(place):
+    """Every average is certified, and what is published is the last one, with the norms that were proved."""
+    more = ["--schedule", "none", "--momentum", "0.5", "--certify", "checkpoints"]
+    assert main(["train", "nanogpt", "--name", "run", *OPTIONS, *more]) == 0
+    rows = metrics(place / "runs" / "run")
+    proved = [row for row in rows if "log10_lipschitz" in row]
+    assert [row["step"] for row in proved] == [3, 6]
+    assert all(0 < row["proved_norm_over_cap"] <= 1 for row in proved)
+    assert main(["verify", "runs/run"]) == 0
+
+
 @pytest.mark.parametrize(
     ("variant", "more"),
     [
