@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         optim,
         program,
     )
-    from wellnormed.certificates import certified_radius, certify, constrain, lower_bound, verify
+    from wellnormed.certificates import calibrate, certified_radius, certify, constrain, lower_bound, verify
     from wellnormed.constraints import ColumnCap, HardCap, SoftCap
     from wellnormed.models import export
     from wellnormed.norms import ColNorm, Sign, Spectral
@@ -44,6 +44,7 @@ __all__ = [
     "SoftCap",
     "Spectral",
     "assign_norms",
+    "calibrate",
     "capture",
     "certificates",
     "certified_radius",
@@ -70,7 +71,8 @@ _HOMES = {
     **dict.fromkeys(("ColumnCap", "HardCap", "SoftCap"), ".constraints"),
     "capture": ".program",
     "export": ".models",
-    **dict.fromkeys(("certified_radius", "certify", "constrain", "lower_bound", "verify"), ".certificates"),
+    **dict.fromkeys(("calibrate", "certified_radius", "certify", "constrain"), ".certificates"),
+    **dict.fromkeys(("lower_bound", "verify"), ".certificates"),
 }
 
 _ROOMS = ("data", "parallel", "proof", "routing", "train")

@@ -236,6 +236,8 @@ def test_residual_and_mix_are_convex():
         (lambda: wn.nn.BallProjection(None), "BallProjection: radius=None is of type NoneType; pass a number"),
         (lambda: wn.nn.ConvexResidual(wn.nn.Scale(1.0), "a"), "ConvexResidual: strength='a' is of type str"),
         (lambda: wn.nn.Scale("a"), "Scale: factor='a' is of type str; pass a number"),
+        (lambda: wn.nn.FlooredNorm(8, 0.0), "FlooredNorm: floor=0.0 must be positive"),
+        (lambda: wn.nn.FlooredNorm(8, 1.0, 1), "FlooredNorm: centred=1 is of type int; pass True or False"),
         (lambda: wn.nn.HeadProjection(8, 0), "HeadProjection: heads=0 must be positive; pass 1 or more"),
         (lambda: wn.nn.HalfRotary("a"), "HalfRotary: entries='a' is of type str; pass a whole number"),
         (lambda: wn.nn.Rotary(4, "a"), "Rotary: base='a' is of type str; pass a number"),
@@ -257,3 +259,42 @@ def test_residual_and_mix_are_convex():
 def test_bad_settings_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("sizes", [5, (3, 4)])
+def test_a_floored_norm_is_a_norm_layer_above_its_floor_and_linear_below(sizes, centred):
+    torch.manual_seed(0)
+    layer = wn.nn.FlooredNorm(sizes, 0.1, centred).double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    shape = layer.normalized_shape
+    x = torch.randn(20, *shape, dtype=torch.float64)
+    normal = F.layer_norm(x, shape, layer.weight, layer.bias, 0.0)
+    expected = normal if centred else F.rms_norm(x, shape, layer.weight, 0.0) + layer.bias
+    torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)  # float64, two ways
+    small = 1e-3 * x
+    flat = small - centred * small.mean(layer.axes, keepdim=True)
+    torch.testing.assert_close(layer(small), layer.weight * flat / 0.1 + layer.bias, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_a_floored_norm_stretches_by_the_reciprocal_of_its_floor_and_by_no_more(centred):
+    layer = wn.nn.FlooredNorm(6, 0.3, centred, elementwise_affine=False).double()
+    generator = torch.Generator().manual_seed(0)
+    points = [torch.randn(6, dtype=torch.float64, generator=generator) * 10.0**k for k in range(-4, 3)]
+    gains = [jacobian_norm(layer, x) for x in points]
+    assert max(gains) == pytest.approx(1 / 0.3, rel=1e-12)
+    proved = wn.certify(layer, torch.zeros(1, 6, dtype=torch.float64)).lipschitz
+    assert 1 / 0.3 <= proved < 1.001 / 0.3
+
+
+def test_torchs_fused_encoder_layer_does_not_pass_by_a_floored_norm():
+    """In evaluation without gradients it reads eps and weights of its norm layers in the place of calling them."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    layer.norm1, layer.norm2 = wn.nn.FlooredNorm(8, 3.0), wn.nn.FlooredNorm(8, 3.0)
+    x = torch.randn(2, 3, 8)
+    expected = layer(x)
+    with torch.inference_mode():
+        torch.testing.assert_close(layer.eval()(x), expected)

@@ -17,6 +17,8 @@ __getattr__, __dir__ = lazy_namespace(
         "Row": "wellnormed.proof",
         "Stored": ".ledger",
         "UncertifiableError": "wellnormed.program.errors",
+        "Calibration": ".calibrating",
+        "calibrate": ".calibrating",
         "certified_radius": ".local_radius",
         "certify": ".certifying",
         "constrain": ".constraining",

@@ -318,5 +318,5 @@ def _too_small(lipschitz: float, error: BudgetError) -> str:
     return (
         f"constrain: lipschitz={lipschitz} is less than this model can have: with caps of {LEAST:g} of the norms at "
         f"the start its constant is {least}. What multiplies it most: {words}. A norm layer multiplies by up to "
-        "1 / sqrt(eps): give it a larger eps, or take a model without; frozen weights and tables keep their size"
+        "1 / sqrt(eps): wn.calibrate(model, data) puts a floor under it; frozen weights and tables keep their size"
     )

@@ -13,6 +13,7 @@ from wellnormed.nn.attention import MergeHeads as MergeHeads
 from wellnormed.nn.attention import Rotary as Rotary
 from wellnormed.nn.embedding import CappedEmbedding as CappedEmbedding
 from wellnormed.nn.embedding import PositionMix as PositionMix
+from wellnormed.nn.floored import FlooredNorm as FlooredNorm
 from wellnormed.nn.joining import OrthogonalJoin as OrthogonalJoin
 from wellnormed.nn.layer_constraints import constraints_of as constraints_of
 from wellnormed.nn.mixing import PositionMixing as PositionMixing

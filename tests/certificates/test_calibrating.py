@@ -1,0 +1,290 @@
+"""Floors of norm layers: the model stays what it is on the data, and its constant becomes useful for all inputs."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import wellnormed as wn
+
+
+class OwnRMSNorm(nn.Module):
+    """As language models write it themselves."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, width))
+        self.variance_epsilon = 1e-6
+
+    def forward(self, x):
+        scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * (x.float() * scale).to(x.dtype)
+
+
+class Shifted(OwnRMSNorm):
+    """It multiplies by `1 + weight`, and so is none that is known."""
+
+    def forward(self, x):
+        return super().forward(x) * (1 + self.weight) / self.weight
+
+
+class ChannelsFirst(nn.LayerNorm):
+    """Over the channels of an image, which are not its last axis."""
+
+    def forward(self, x):
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class Block(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.norm, self.up, self.down = norm, nn.Linear(12, 24), nn.Linear(24, 12)
+
+    def forward(self, x):
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+def blocks(make):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 12), *(Block(make()) for _ in range(3)), make(), nn.Linear(12, 3))
+
+
+def shared():
+    norm = nn.LayerNorm(12)
+    return blocks(lambda: norm)
+
+
+def encoder():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+def by_planes():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Unflatten(1, (2, 4)), nn.LayerNorm((2, 4)), nn.Flatten(1), nn.Linear(8, 3))
+
+
+VECTORS = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+TOKENS = VECTORS.reshape(8, 8, 8)
+MODELS = {
+    "LayerNorm": (lambda: blocks(lambda: nn.LayerNorm(12)), VECTORS, 4),
+    "without a bias": (lambda: blocks(lambda: nn.LayerNorm(12, bias=False)), VECTORS, 4),
+    "without a weight": (lambda: blocks(lambda: nn.LayerNorm(12, elementwise_affine=False)), VECTORS, 4),
+    "RMSNorm": (lambda: blocks(lambda: nn.RMSNorm(12)), VECTORS, 4),
+    "an RMSNorm of one's own": (lambda: blocks(lambda: OwnRMSNorm(12)), VECTORS, 4),
+    "shared": (shared, VECTORS, 1),
+    "two axes": (by_planes, VECTORS, 1),
+    "torch's encoder": (encoder, TOKENS, 4),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_keeps_its_results_on_the_data_and_gets_a_useful_constant(name):
+    make, data, count = MODELS[name]
+    model = make().eval()
+    parameters, keys, draws = list(model.parameters()), list(model.state_dict()), torch.get_rng_state()
+    results, before = model(data), wn.certify(model, data[:1]).lipschitz
+    report = wn.calibrate(model.train(), data.split(16))
+    assert torch.equal(torch.get_rng_state(), draws)
+    assert len(report.floors) == count
+    assert not report.left
+    assert set(report.hit_rates.values()) == {0.0}
+    assert all(module.training for module in model.modules())
+    assert all(new is old for new, old in zip(model.parameters(), parameters, strict=True))
+    assert list(model.state_dict()) == keys
+    model.eval()
+    # eps is gone from below the root: 1e-5 beside a mean square of at least 1e-2
+    torch.testing.assert_close(model(data), results, rtol=1e-3, atol=1e-3)
+    after = wn.certify(model, data[:1])
+    print(f"{name}: {before:.4g} -> {after.lipschitz:.4g}")
+    assert after.lipschitz < before / 20
+    found = wn.lower_bound(model, data[:1], steps=10, generator=torch.Generator().manual_seed(0))
+    assert found.value <= after.lipschitz
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(again(data), model(data))
+
+
+def sizes_at(model, layer, data, centred):
+    """The RMS of every vector that reaches a layer, by a hook of the test's own."""
+    seen = []
+    handle = layer.register_forward_hook(lambda module, inputs, result: seen.append(inputs[0].double()))
+    with torch.no_grad():
+        model(data)
+    handle.remove()
+    x = torch.cat(seen)
+    return (x - centred * x.mean(-1, keepdim=True)).square().mean(-1).sqrt()
+
+
+@pytest.mark.parametrize(("make", "centred"), [(lambda: nn.LayerNorm(12), True), (lambda: OwnRMSNorm(12), False)])
+@pytest.mark.parametrize("slack", [1.05, 3.0, 0.8])
+def test_floors_are_the_least_sizes_over_the_slack(make, centred, slack):
+    model = blocks(make)
+    sizes = {name: sizes_at(model, model.get_submodule(name), VECTORS, centred) for name in ("1.norm", "2.norm", "4")}
+    report = wn.calibrate(model, [VECTORS], slack)
+    for name, of_layer in sizes.items():
+        floor = report.floors[name]
+        assert floor == pytest.approx(float(of_layer.min()) / slack, rel=1e-6)  # float32 beside float64
+        assert model.get_submodule(name).floor == floor
+        assert report.hit_rates[name] == float((of_layer < floor).double().mean())
+    assert (max(report.hit_rates.values()) > 0) == (slack < 1)
+
+
+def test_the_loss_is_reported_and_moves_only_where_floors_act():
+    targets = torch.arange(64) % 3
+    data = list(zip(VECTORS.split(16), targets.split(16), strict=True))
+    changes = {}
+    for slack in (1.05, 0.3):
+        model = blocks(lambda: nn.LayerNorm(12)).eval()
+        report = wn.calibrate(model, data, slack, loss=F.cross_entropy)
+        before, after = report.losses
+        assert after == pytest.approx(F.cross_entropy(model(VECTORS), targets).item(), rel=1e-6)  # means of equal parts
+        assert f"{before:.6g} -> {after:.6g}" in str(report)
+        changes[slack] = abs(after - before)
+    assert changes[1.05] < 1e-4 < changes[0.3]
+
+
+def test_padding_sets_no_floor_and_counts_as_below_it():
+    data = torch.cat([VECTORS, torch.zeros(16, 8)])
+    model = nn.Sequential(nn.LayerNorm(8))
+    report = wn.calibrate(model, [data])
+    assert report.floors == wn.calibrate(nn.Sequential(nn.LayerNorm(8)), [VECTORS]).floors
+    assert report.hit_rates == {"0": 16 / 80}
+    assert not model(torch.zeros(1, 8)).any()
+
+
+def test_the_bound_holds_where_the_layer_of_torch_breaks_it():
+    """Near a vector of equal entries: there LayerNorm stretches by 316, and its floor keeps what is proved."""
+    model = nn.Sequential(nn.LayerNorm(8)).double()
+    data = VECTORS.double()
+    steps = data[:2, None] - data[:2, None].mean(-1, keepdim=True)
+    x, y = 1 + 1e-4 * steps
+    gain = lambda: ((model(x) - model(y)).norm() / (x - y).norm()).item()  # noqa: E731
+    unbounded = gain()
+    wn.calibrate(model, [data])
+    proved = wn.certify(model, data[:1], radius=math.inf).l2_lipschitz
+    assert gain() <= proved < 5 < 250 < unbounded
+    assert gain() > 0.99 * proved  # it is attained
+
+
+def test_what_gets_no_floor_is_named_with_its_reason():
+    class Some(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.unused, self.own = nn.LayerNorm(4), nn.LayerNorm(4), Shifted(4)
+            self.images, self.groups, self.batch = ChannelsFirst(3), nn.GroupNorm(1, 3), nn.BatchNorm2d(3)
+            self.zeros, self.steps = nn.LayerNorm(4), nn.Identity()
+            self.steps.steps = 0.5  # no eps
+
+        def forward(self, x):
+            return self.norm(self.own(self.batch(self.groups(self.images(x))))) + self.steps(self.zeros(0 * x))
+
+    model = Some()
+    statistics = model.batch.running_mean.clone()
+    classes = {name: type(module).__name__ for name, module in model.named_modules()}
+    report = wn.calibrate(model, torch.randn(2, 5, 3, 4, 4))
+    assert report.left == {
+        "unused": "is not reached",
+        "own": "is no LayerNorm or RMSNorm over its last axes",
+        "images": "is no LayerNorm or RMSNorm over its last axes",
+        "groups": "is no LayerNorm or RMSNorm over its last axes",
+        "zeros": "gets only vectors near 0",
+    }
+    assert all(f"{name}  " in str(report) and why in " ".join(str(report).split()) for name, why in report.left.items())
+    assert {name: type(m).__name__ for name, m in model.named_modules()} == classes | {"norm": "FlooredNorm"}
+    assert torch.equal(model.batch.running_mean, statistics)
+    assert model.batch.training
+
+
+def test_balls_of_the_model_get_their_radii():
+    """The second ball's is that of a model in which the first does not act."""
+    model = nn.Sequential(nn.Linear(8, 8), wn.nn.BallProjection(1e-3), nn.Linear(8, 8), wn.nn.BallProjection(1e-3))
+    x = model[0](VECTORS).detach()
+    report = wn.calibrate(model, [VECTORS], 2.0)
+    for name, of_layer in {"1": x, "3": model[2](x).detach()}.items():
+        largest = float(of_layer.square().mean(-1).sqrt().max())
+        assert report.radii[name] == model.get_submodule(name).radius == pytest.approx(2 * largest, rel=1e-6)
+    assert set(report.hit_rates.values()) == {0.0}
+    assert "radius" in str(report)
+    halved = wn.calibrate(model, [VECTORS], 0.5)
+    assert all(0 < rate < 1 for rate in halved.hit_rates.values())
+
+
+def test_it_may_be_done_again_and_a_failure_changes_nothing():
+    model = blocks(lambda: nn.LayerNorm(12))
+    floors = wn.calibrate(model, [VECTORS]).floors
+    again = wn.calibrate(model, [VECTORS])
+    assert again.floors == pytest.approx(floors, rel=1e-3)  # eps is no longer added below the roots
+    kinds, ball = [type(module) for module in model.modules()], wn.nn.BallProjection(0.5)
+    model.append(ball)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        wn.calibrate(model, [VECTORS, VECTORS[:, :3]])
+    assert [type(module) for module in model.modules()] == [*kinds, wn.nn.BallProjection]
+    assert ball.radius == 0.5
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_formats_keep_theirs(dtype):
+    model, data = blocks(lambda: nn.RMSNorm(12)).to(dtype), VECTORS.to(dtype)
+    results = model(data)
+    report = wn.calibrate(model, [data])
+    assert len(report.floors) == 4
+    assert model(data).dtype == dtype
+    torch.testing.assert_close(model(data), results)
+
+
+def test_the_norms_of_the_parameters_are_those_of_a_norm_layer():
+    model = blocks(lambda: nn.LayerNorm(12))
+    before = {a.name: a.norm for a in wn.assign_norms(model)}
+    wn.calibrate(model, [VECTORS])
+    assert {a.name: a.norm for a in wn.assign_norms(model)} == before
+
+
+def test_a_constant_leaves_more_to_the_weights_after_calibrating():
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 12, bias=False), nn.LayerNorm(12, bias=False), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(12, 3, bias=False))
+    optimizer = wn.Scion(model, lr=0.05)
+    with pytest.raises(ValueError, match=r"1.layer_norm .* by 317.*wn\.calibrate\(model, data\)"):
+        wn.constrain(optimizer, lipschitz=1e-5, example_input=VECTORS)
+    small = wn.constrain(optimizer, lipschitz=4.0, example_input=VECTORS)
+    small.remove()
+    wn.calibrate(model, VECTORS.split(16))
+    constraints = wn.constrain(optimizer, lipschitz=4.0, example_input=VECTORS, move_every=5)
+    assert constraints.caps()["3.weight"] > 2.5 * small.caps()["3.weight"]
+    targets, losses = torch.arange(64) % 3, []
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(VECTORS), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    model.eval()
+    assert wn.certify(model, VECTORS).lipschitz <= wn.certify(model, VECTORS, within=constraints).lipschitz <= 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((nn.Sequential(nn.Linear(2, 2)), [torch.zeros(1, 2)]), r"no LayerNorm.*\(no module has an eps\).*FlooredNorm"),
+        ((nn.Sequential(nn.GroupNorm(1, 2)), [torch.zeros(1, 2, 3)]), r"\(0 is no LayerNorm or RMSNorm"),
+        ((nn.LayerNorm(2), []), "data is empty"),
+        ((nn.LayerNorm(2), [torch.zeros(1, 2)], 0.0), "slack=0.0 must be positive"),
+        ((nn.LayerNorm(2), [torch.zeros(1, 2)], True), "slack=True is of type bool"),
+        ((nn.LayerNorm, [torch.zeros(1, 2)]), "calibrate: model is the class LayerNorm"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        wn.calibrate(*arguments)
+
+
+def test_a_loss_needs_pairs():
+    with pytest.raises(ValueError, match=r"pairs \(input, target\), got Tensor"):
+        wn.calibrate(nn.LayerNorm(2), [torch.zeros(1, 2)], loss=F.mse_loss)
