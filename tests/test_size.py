@@ -14,7 +14,7 @@ AT_MOST = {
     "benchmarks": 2724,
     "campaigns": 2334,
     "papers": 5764,
-    "src/wellnormed": 638,
+    "src/wellnormed": 636,
     "certificates": 5044,
     "constraints": 1103,
     "data": 608,
@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1930,
     "routing": 863,
     "train": 1929,
-    "tests": 24811,
+    "tests": 24827,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

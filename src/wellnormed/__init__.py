@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         nn,
         norms,
         optim,
-        program,
     )
     from wellnormed.certificates import calibrate, certified_radius, certify, constrain, lower_bound, verify
     from wellnormed.constraints import ColumnCap, HardCap, SoftCap
@@ -60,7 +59,6 @@ __all__ = [
     "nn",
     "norms",
     "optim",
-    "program",
     "verify",
 ]
 
@@ -75,7 +73,7 @@ _HOMES = {
     **dict.fromkeys(("lower_bound", "verify"), ".certificates"),
 }
 
-_ROOMS = ("data", "parallel", "proof", "routing", "train")
+_ROOMS = ("data", "parallel", "program", "proof", "routing", "train")
 """Rooms that a training script seldom names."""
 
 # what no room exports is a room itself

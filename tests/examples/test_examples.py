@@ -1,6 +1,7 @@
 """The examples run with the real libraries: `make test-integrations` installs them; without them they are skipped."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,26 @@ def test_constraints_hold_under_a_trainer(name, library):
     loss, ratio = load(name).main()
     assert ratio <= 1
     assert loss < {"transformers": 2.6, "lightning": 3.0}[library]  # ln 14 = 2.64 and the variance, 2.9, of a constant
+
+
+YOURS = {"torchlip": "deel.torchlip", "timm": "timm", "policy": "stable_baselines3"}
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", YOURS)
+def test_a_network_of_theirs_gets_the_constant_of_the_guide(name, capsys):
+    # timm imports torchvision, which raises RuntimeError where it is built for CUDA, and torch is not
+    pytest.importorskip(YOURS[name], exc_type=(ImportError, RuntimeError))
+    if name == "policy":
+        free, capped = load("certify_yours").policy(steps=2048)
+        assert capped <= 5 < free
+        return
+    getattr(load("certify_yours"), name)()
+    (printed,) = capsys.readouterr().out.splitlines()
+    page = (EXAMPLES.parent / "docs" / "examples.md").read_text(encoding="utf-8")
+    words, number = printed.rsplit(maxsplit=1)
+    (stated,) = re.findall(rf"^{words} (.*)$", page, re.MULTILINE)
+    assert float(number) == pytest.approx(float(stated), rel=1e-3)  # random weights and power iterations in float32
 
 
 def test_timm_groups_train():
