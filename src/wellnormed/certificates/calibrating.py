@@ -70,8 +70,8 @@ def calibrate(
     optimizers stay as they are. A floor or a radius is a setting like eps, and no part of the state dict. To rebuild
     a model, calibrate on the same data before its weights change, or save it whole.
 
-    The model runs in evaluation mode, without gradients, and modes are put back. On many processes give all the same
-    data.
+    The model runs in evaluation mode, without gradients, and modes are put back. Call it before `torch.compile`; on
+    many processes give all the same data.
 
     Args:
         model: Any module; changed in place.
@@ -175,7 +175,8 @@ class _Watched:
                 vars(self.module).pop(name, None)
                 self.module._parameters[name] = None
         self.module.__class__ = FlooredNorm
-        vars(self.module).update(normalized_shape=self.shape, eps=math.nan, floor=floor, centred=self.centred)
+        settings = {"floor": floor, "centred": self.centred, "normalized_shape": self.shape, "eps": math.nan}
+        vars(self.module).update(settings, elementwise_affine=self.module.weight is not None)
         return floor
 
     def hit_rate(self, bound: float) -> float:
