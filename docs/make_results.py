@@ -155,7 +155,7 @@ def budget() -> Lines:
     content = load(BUDGET)
     yield from ("## Caps from a constant", "", *origin(BUDGET, content))
     yield from (
-        "Loss on new data at one proved constant.",
+        "Loss on new data, at one proved constant.",
         "",
     )
     rows: dict[str, dict[str, list[dict[str, Any]]]] = {}
@@ -163,16 +163,17 @@ def budget() -> Lines:
         rows.setdefault(row["model"], {}).setdefault(row["arm"], []).append(row)
     lines = []
     for model, found in rows.items():
-        loss = {arm: fmean(row["loss"] for row in each) for arm, each in found.items()}
+        seeds = set.intersection(*({row["seed"] for row in each} for each in found.values()))
+        loss = {arm: fmean(row["loss"] for row in each if row["seed"] in seeds) for arm, each in found.items()}
         hand = [value for arm, value in loss.items() if arm not in (MOVED, KEPT)]
         every = [row for each in found.values() for row in each]
         most = shown(max(row["proved"] / row["lipschitz"] for row in every), ".4f")
         least = shown(min(row["proved"] / row["lipschitz"] for row in every), ".4f", up=False)
         lines.append((
             model, f"{every[0]['lipschitz']:g}", f"{loss[MOVED]:.3f}", f"{loss[KEPT]:.3f}", f"{min(hand):.3f}",
-            f"{median(hand):.3f}", len(hand), f"{least} to {most}",
+            f"{median(hand):.3f}", len(hand), len(seeds), f"{least} to {most}",
         ))  # fmt: skip
-    columns = "model | constant | found, moved | found, kept | by hand: best | median | settings | proved / asked"
+    columns = "model | constant | found, moved | found, kept | by hand: best | median | settings | seeds | proved / asked"
     yield from table(columns, lines)
 
 
