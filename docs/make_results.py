@@ -155,7 +155,7 @@ def budget() -> Lines:
     content = load(BUDGET)
     yield from ("## Caps from a constant", "", *origin(BUDGET, content))
     yield from (
-        "Loss on new data, at one proved constant.",
+        "Loss on new data, at equal constants.",
         "",
     )
     rows: dict[str, dict[str, list[dict[str, Any]]]] = {}
@@ -173,7 +173,9 @@ def budget() -> Lines:
             model, f"{every[0]['lipschitz']:g}", f"{loss[MOVED]:.3f}", f"{loss[KEPT]:.3f}", f"{min(hand):.3f}",
             f"{median(hand):.3f}", len(hand), len(seeds), f"{least} to {most}",
         ))  # fmt: skip
-    columns = "model | constant | found, moved | found, kept | by hand: best | median | settings | seeds | proved / asked"
+    columns = (
+        "model | constant | found, moved | found, kept | by hand: best | median | settings | seeds | proved / asked"
+    )
     yield from table(columns, lines)
 
 
