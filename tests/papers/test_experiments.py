@@ -146,8 +146,8 @@ def test_the_caps_of_the_released_code_train_in_the_paper_s_preset_alone():
     rows = [{"config": vars(cell), "results": found} for cell, found in zip(cells, results, strict=True)]
     # judged by what LT released for the same cap, with nothing of why another cap differs
     assert [found.published for found in experiment.verdicts(rows, "paper")] == [
-        "1.185, 0.588, 115.3",
-        "1.199, 0.588, 92.2",
+        "1.185, 0.588, 115.3 (log)",
+        "1.199, 0.588, 92.2 (log)",
     ]
     assert not any("LT's code" in found.why for found in experiment.verdicts(rows, "paper"))
 
