@@ -99,24 +99,26 @@ def apgd(
 
 
 @torch.no_grad()
-def certified_radii(model: nn.Sequential, images: Tensor, labels: Tensor) -> Tensor:
-    """The Euclidean radius about every image within which its class stays; 0 where the class is wrong.
+def certified_radii(model: nn.Sequential, images: Tensor, labels: Tensor) -> tuple[float, Tensor]:
+    """The constant of all layers but the last, and the radius about every image within which its class stays.
 
-    The model flattens an image, applies layers that `certify` knows, and a last `nn.Linear` without bias. The logit of
-    class a minus that of b moves by at most `|w_a - w_b|` times the change of what the last layer reads, and that by
-    the certificate of the layers before. In real numbers for the weights as stored, as the certificate is.
+    Both are Euclidean, for images with pixels in [0, 1]. A wrong class has the radius 0.
+
+    The model applies layers that `certify` knows, and a last `nn.Linear` without bias. The logit of class a minus that
+    of b moves by at most `|w_a - w_b|` times the change of what the last layer reads, and that by the certificate of
+    the layers before. In real numbers for the weights as stored, as the certificate is.
     """
     model = copy.deepcopy(model).double()
-    body, head, inputs = model[1:-1], model[-1], images.flatten(1).double()
+    body, head = model[:-1], model[-1]
     assert isinstance(head, nn.Linear)
     assert head.bias is None
-    bound = certify(body, inputs[:1]).l2_lipschitz
+    bound = certify(body, images[:1].double(), box=(0, 1)).l2_lipschitz
     assert bound is not None  # one input
-    logits, weight = head(body(inputs)), head.weight
-    gaps = logits.gather(1, labels[:, None]) - logits
+    logits = torch.cat([model(part.double()) for part in images.split(500)])
+    gaps, weight = logits.gather(1, labels[:, None]) - logits, head.weight
     rows = (weight[labels][:, None] - weight).norm(dim=2) * bound
     radii = (gaps / rows).scatter(1, labels[:, None], math.inf).amin(1)
-    return radii.clamp(min=0) * (1 - _ROUNDING)
+    return bound, radii.clamp(min=0) * (1 - _ROUNDING)
 
 
 def _losses(model: nn.Module, points: Tensor, labels: Tensor, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,6 +24,7 @@ MODULES: dict[str, str] = {
     "batch-size": "papers.batch_size",
     "block-mass": "papers.block_mass",
     "caps": "papers.caps",
+    "certified-vision": "papers.certified_vision",
     "cifar-robustness": "papers.cifar_robustness",
     "cifar-tradeoff": "papers.cifar_tradeoff",
     "grokking": "papers.grokking",

@@ -86,7 +86,7 @@ def _result(cell: Cell, device: torch.device) -> dict[str, Any]:
     task.model.load_state_dict(trained.state_dict())
     model = task.model.requires_grad_(False)
     images, labels = (part[: cell.images] for part in task.test)
-    generator, radii = torch.Generator().manual_seed(cell.seed), certified_radii(model, images, labels)
+    generator, (_, radii) = torch.Generator().manual_seed(cell.seed), certified_radii(model, images, labels)
     scores: dict[str, list[float]] = {name: [] for name in ("pgd", *SCORES)}
     contradictions, drawn = 0, {}
     for budget in BUDGETS:

@@ -73,7 +73,7 @@ def test_both_attacks_find_the_nearest_point_of_a_linear_classifier():
 def test_no_attack_contradicts_a_certificate():
     model, inputs = network(), images()
     labels = model(inputs).argmax(1)
-    radii = certified_radii(model, inputs, labels)
+    _, radii = certified_radii(model, inputs, labels)
     assert bool((radii > 0).all())
     for budget in radii.quantile(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)).tolist():
         for attacked in attacks(model, inputs, labels, budget):
@@ -88,7 +88,8 @@ def test_a_radius_is_its_formula_and_zero_where_the_class_is_wrong():
     head.weight.data.copy_(torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]))
     model = nn.Sequential(nn.Flatten(), *body, head)
     inputs = torch.tensor([[1.0, 0.25, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0]])
-    radii = certified_radii(model, inputs, torch.tensor([0, 0, 1]))
+    constant, radii = certified_radii(model, inputs, torch.tensor([0, 0, 1]))
+    assert constant == pytest.approx(2.0)
     # the body doubles, logits are 2, 0.5, 0: min(1.5 / sqrt 2, 2 / 1) / 2; a wrong class and a tie certify nothing
     assert radii.tolist() == pytest.approx([1.5 / math.sqrt(2) / 2, 0.0, 0.0], rel=1e-6)  # the certificate rounds up
 

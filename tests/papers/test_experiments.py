@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import matplotlib
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import wellnormed as wn
-from papers import _airbench, _cifar, _tokens, lr_transfer_mlp, stability_grid, watermark
+from papers import _airbench, _cifar, _tokens, certified_vision, lr_transfer_mlp, stability_grid, watermark
 from papers._experiment import MODULES, load
 from papers._grid import Settings, run_chunk
 from papers._table import Table, cell_key
@@ -24,6 +25,7 @@ OF_CIFAR = {"width": 8, "batch": 8}
 OTHERS = {
     "airbench94": OF_CNN,
     "caps": {"width": 8, "batch": 8},
+    "certified-vision": {"channels": (8, 16), "depths": (0, 1)},
     "cifar-robustness": OF_CIFAR,
     "cifar-tradeoff": OF_CIFAR,
     "grokking": {"prime": 7, "width": 6, "steps": 10},
@@ -37,7 +39,7 @@ OTHERS = {
 """Experiment -> other fields of its small cells."""
 LONG = {"shakespeare-tradeoff", "shakespeare-best", "nanogpt-table1"}
 """Whose cells take seconds, however small."""
-TIMED = {"airbench94", "hardcap-cost"}
+TIMED = {"airbench94", "certified-vision", "hardcap-cost"}
 """Whose results are times."""
 RESULTS = Path(__file__).parents[2] / "results" / "reproduce"
 
@@ -48,6 +50,7 @@ def tiny_data(monkeypatch, line):
     images = torch.rand(40, 3, 32, 32, generator=generator), torch.randint(10, (40,), generator=generator)
     for module in (_airbench, _cifar):
         monkeypatch.setattr(module, "pixels_and_labels", lambda split, device: images)
+    monkeypatch.setattr(certified_vision, "pixels_and_labels", lambda data, split, device: images)
     letters = Tokens([torch.randint(97, 123, (400,), generator=generator).numpy()])
     for module in (_tokens, stability_grid):
         monkeypatch.setattr(module, "byte_corpus", lambda: Corpus("letters", "bytes", 256, letters, letters))
@@ -65,10 +68,11 @@ def choices(cell):
 
 
 def small(name):
-    """Small cells of an experiment that have among them every method of the preset's."""
+    """Small cells of an experiment that have among them every method of the preset's that can run here."""
     seen, cells = set(), []
     for cell in load(name).cells("cpu"):
-        if not choices(cell) <= seen:
+        runs = all(find_spec(package) for package in certified_vision.PEERS.get(getattr(cell, "network", ""), ()))
+        if runs and not choices(cell) <= seen:
             seen |= choices(cell)
             cells.append(shrunk(name, cell))
     return cells

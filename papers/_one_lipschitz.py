@@ -1,0 +1,136 @@
+"""Classifiers of images whose body has the constant 1 by construction: ours, and those of two libraries.
+
+Each is a sequence that ends with an `nn.Linear` without bias, whose rows have the Euclidean norm 1 (last layer
+normalisation; Singla, Singla and Feizi, ICLR 2022): `papers._attacks.certified_radii` reads the rows, and proves the
+constant of all before. Ours has the parts of LipNeXt (Hu, Hu and Fredrikson, ICLR 2026): orthogonal maps of patches and
+of pixels, which the optimizer keeps orthogonal, shifts between them, and beta-Abs.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+import wellnormed as wn
+from wellnormed.constraints import Constraint, Constraints
+from wellnormed.norms import Norm
+
+BIASES = 0.1
+"""The radius of biases: the RMS of their step over the rate."""
+CLASSES = 10
+
+
+class BetaAbs(nn.Module):
+    """The absolute value of the first half of the channels; the others stay.
+
+    Between orthogonal maps it does what MaxMin does, `((a + b) + |a - b|) / 2` and `((a + b) - |a - b|) / 2`, in one
+    operation.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("slopes", torch.ones(channels))
+        self.slopes[: channels // 2] = -1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.prelu(x, self.slopes)
+
+
+class Shift(nn.Module):
+    """Four eighths of the channels move by one pixel, each in a direction of its own; images wrap around.
+
+    Entries are only permuted. With an orthogonal map of each pixel before and after, it stands for an orthogonal
+    convolution.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        part = x.shape[1] // 8
+        *moved, rest = x.split([part, part, part, part, x.shape[1] - 4 * part], 1)
+        moves = ((1, 2), (-1, 2), (1, 3), (-1, 3))
+        return torch.cat([*(each.roll(*move) for each, move in zip(moved, moves, strict=True)), rest], 1)
+
+
+def network(shape: Sequence[int], channels: Sequence[int], depths: Sequence[int]) -> nn.Sequential:
+    """Ours: stages, each of which halves the side of the image by maps of its patches, and then maps its pixels.
+
+    Args:
+        shape: Of an image, `(colours, side, side)`.
+        channels: Of every stage, each a multiple of 8.
+        depths: Maps of pixels in every stage, each after a shift.
+    """
+
+    def stages() -> Iterator[nn.Module]:
+        before = shape[0]
+        for count, depth in zip(channels, depths, strict=True):
+            if before != shape[0]:
+                yield Shift()
+            yield from (nn.Conv2d(before, count, 2, stride=2), BetaAbs(count))
+            for _ in range(depth):
+                yield from (Shift(), nn.Conv2d(count, count, 1), BetaAbs(count))
+            before = count
+
+    side = shape[1] // 2 ** len(channels)
+    return nn.Sequential(*stages(), nn.Flatten(), nn.Linear(channels[-1] * side**2, CLASSES, bias=False))
+
+
+def optimizer_of(model: nn.Sequential, lr: float) -> tuple[wn.Scion, Constraints]:
+    """Spectral steps, after each of which every map is orthogonal again, and no row of the last one longer than 1."""
+    norms: dict[str, Norm] = {}
+    radii: dict[str, float] = {}
+    constraints: dict[str, Constraint] = {}
+    for name, layer in model.named_children():
+        if isinstance(layer, nn.Conv2d):
+            # the norm of a kernel with K positions is K times the largest singular value of its matrix
+            radii[f"{name}.weight"] = cap = float(math.prod(layer.kernel_size))
+            norms[f"{name}.weight"] = wn.norms.SpectralConv(2, "patches", inner=wn.Spectral(units="l2"))
+            constraints[f"{name}.weight"] = wn.constraints.Orthogonal(cap)
+            radii[f"{name}.bias"] = BIASES
+        elif isinstance(layer, nn.Linear):
+            radii[f"{name}.weight"] = cap = math.sqrt(layer.in_features)
+            norms[f"{name}.weight"] = wn.norms.RowNorm()
+            constraints[f"{name}.weight"] = wn.ColumnCap(cap)
+    optimizer = wn.Scion(model, lr=lr, overrides=norms, radii=radii)
+    return optimizer, wn.constrain(optimizer, constraints)
+
+
+def of_torchlip(shape: Sequence[int], width: int) -> nn.Sequential:
+    """The convolutional classifier of deel-torchlip's examples, whose first layer has `width` channels there 16.
+
+    Its layers have their default settings; the last one normalises its rows.
+    """
+    from deel import torchlip as lip  # pyrefly: ignore[missing-import]
+
+    return lip.Sequential(
+        lip.SpectralConv2d(shape[0], width, (3, 3), padding="same"),
+        lip.GroupSort2(),
+        lip.ScaledL2NormPool2d((2, 2)),
+        lip.SpectralConv2d(width, 2 * width, (3, 3), padding="same"),
+        lip.GroupSort2(),
+        lip.ScaledL2NormPool2d((2, 2)),
+        nn.Flatten(),
+        lip.SpectralLinear(2 * width * (shape[1] // 4) ** 2, 4 * width),
+        lip.GroupSort2(),
+        lip.FrobeniusLinear(4 * width, CLASSES, bias=False),
+    )
+
+
+def of_orthogonium(shape: Sequence[int], width: int) -> nn.Sequential:
+    """The classifier of 2 x 2 patches of orthogonium's model factory, four adaptive orthogonal convolutions deep."""
+    from orthogonium.layers import UnitNormLinear  # pyrefly: ignore[missing-import]
+    from orthogonium.model_factory.classparam import ClassParam  # pyrefly: ignore[missing-import]
+    from orthogonium.model_factory.models_factory import PatchBasedCNN  # pyrefly: ignore[missing-import]
+
+    last = ClassParam(UnitNormLinear, bias=False)
+    return PatchBasedCNN(img_shape=tuple(shape), dim=width, depth=4, norm=None, lin=last, n_classes=CLASSES)
+
+
+def folded(model: nn.Sequential) -> nn.Sequential:
+    """The model with plain weights as they are now, in the place of parametrizations, which compute them anew."""
+    model.eval()
+    for module in model.modules():
+        for name in list(getattr(module, "parametrizations", ())):
+            parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+    return model.requires_grad_(False)
