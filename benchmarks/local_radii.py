@@ -18,9 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wellnormed as wn
-from benchmarks.certified_mnist import PAGE
-from docs.run_examples import code_of
 from papers.header import header, write_result
+from papers.mnist import load_mnist
 
 OUTPUT, SEED, EPOCHS, BATCH, STEPS = Path("results/local-radii.json"), 0, 10, 100, 50
 TIMES = (1.0, 1.5, 2.0)
@@ -153,8 +152,9 @@ def main() -> None:
     """Measure every network, and write the rows."""
     torch.set_num_threads(1)
     about, rows, data = header("python -m benchmarks.local_radii", SEED), [], {}
-    exec(code_of(PAGE)[0], data)  # which reads MNIST, and keeps a third of it
-    data["images"], data["labels"] = data["mnist"]("train")
+    for split, prefix in (("train", ""), ("test", "test_")):
+        pixels, data[prefix + "labels"] = load_mnist(split)
+        data[prefix + "images"] = pixels / 255
     for name, count in NETWORKS.items():
         rows.append(measure(name, count, data))
         print(rows[-1], flush=True)

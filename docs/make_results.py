@@ -1,10 +1,11 @@
-"""Write docs/results.md and the table of README.md from the files under results/: `python -m docs.make_results`.
+"""Write docs/results.md, and tables of README.md and docs/certified-vision.md: `python -m docs.make_results`.
 
 No figure there is typed by hand; a test compares both with what this script writes.
 """
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean, median
@@ -16,15 +17,20 @@ from benchmarks.public_curves import SCION
 from benchmarks.public_curves import best as curves
 from benchmarks.public_defaults import ARMS, MODELS, PEERS, means, missing
 from docs.harnesses import pass_rates, ranks
+from papers._table import Table
+from papers.certified_vision import BUDGETS, TITLES, Results, distance, mean
+from papers.certified_vision import best as at_best_rates
+from papers.certified_vision import cells as vision_cells
 from papers.frontier import best_losses, best_rate
 from wellnormed.constraints.caps import Cap
 from wellnormed.proof.decimals import shown
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
+PAGE = ROOT / "docs" / "results.md"
+VISION = ROOT / "results" / "reproduce" / "certified-vision-cpu" / "rows.jsonl"
 _BEGIN, _END = "<!-- written by docs/make_results.py -->", "<!-- end -->"
 MUON = "torch.optim.Muon"
-CURVES, DEFAULTS, PEER = "public-curves.json", "public-defaults.json", "torchlip-mnist.json"
+CURVES, DEFAULTS = "public-curves.json", "public-defaults.json"
 BUDGET = "lipschitz-budget.json"
 HEAD = """# Measured results
 
@@ -226,11 +232,6 @@ def public_defaults() -> Lines:
         " | ".join(["arm", *models, "at most AdamW's"]),
         [(arm, *(f"{loss:.3g}" for loss in losses), n) for (arm, losses), n in zip(best.items(), ahead, strict=True)],
     )
-
-
-def peer_on_mnist() -> dict[str, Any]:
-    """The row of deel-torchlip with the most images proved within 1: the best of its rates."""
-    return max(load(PEER)["rows"], key=lambda row: row["certified"]["1.0"])
 
 
 def steps() -> Lines:
@@ -453,25 +454,6 @@ def attacks() -> Lines:
             for row in content["rows"]
         ],
     )  # fmt: skip
-    content = load("certified-mnist.json")
-    yield from ("## Certified MNIST", "")
-    yield from origin("certified-mnist.json", content)
-    keys = ("certified", "certified_of_attacked", "not_broken_of_attacked", "broken_inside_radius")
-    yield from table(
-        "radius | certified | certified of attacked | not broken of attacked | broken inside the radius",
-        [(row["radius"], *(f"{row[key]:.4g}" for key in keys)) for row in content["rows"]],
-    )
-    content = load(PEER)
-    yield from (f"{content['peer']}, the network of its examples, same images, epochs and loss:", "")
-    yield from origin(PEER, content)
-    yield from table(
-        "rate of Adam | accuracy | proved constant | gain found | certified within 1",
-        [
-            (f"{row['rate']:g}", f"{row['accuracy']:.1%}", f"{row['l2_lipschitz']:.3f}", f"{row['gain_found']:.3f}",
-             f"{row['certified']['1.0']:.1%}")
-            for row in content["rows"]
-        ],
-    )  # fmt: skip
 
 
 def radii() -> Lines:
@@ -515,8 +497,8 @@ def facts() -> str:
     ends = {name: fmean(row["curve"][-1][1] for row in rows) for name, rows in curves(load(CURVES)["rows"]).items()}
     ours = ends.pop(SCION)
     epfl = {str(line[1]): float(str(line[2])) for line in ranks(load("llm_optimizer_benchmark.json"))[1]}
-    mnist, lip = load("certified-mnist.json"), peer_on_mnist()
-    safe = {row["radius"]: row["certified"] for row in mnist["rows"]}
+    vision = at_best_rates(Table(VISION).rows_of(vision_cells("cpu")))
+    safe = {name: mean(results, "certified")[2] for (data, name), (_, results) in vision.items() if data == "mnist"}
     runs = [load(f"frontier/attention-10-seed-{seed}.json")["results"] for seed in (0, 1, 2)]
     loss = fmean(run["validation_loss"] for run in runs)
     own = [fmean(losses) for losses in best_losses(load("frontier_peers.json")["rows"]).values()]
@@ -534,10 +516,9 @@ def facts() -> str:
             f"SOAP {epfl['soap']:.2f}, schedule-free AdamW {epfl['sf-adamw']:.2f}, AdamW {epfl['adamw']:.2f}",
         ),
         (
-            "[MNIST](docs/certified-mnist.md): images classified rightly, and proved to stay so within a distance of 1",
-            f"**{safe[1.0]:.1%}**",
-            f"deel-torchlip, the network of its examples at the best of {len(load(PEER)['rows'])} rates: "
-            f"{lip['certified']['1.0']:.1%}",
+            "[MNIST](docs/certified-vision.md): test images proved to stay classified rightly within a distance of 1",
+            f"**{safe.pop('wellnormed'):.1%}**",
+            "; ".join(f"{name}: {share:.1%}" for name, share in safe.items()),
         ),
         (
             f"[A transformer](docs/training.md#what-the-presets-reach) on Shakespeare's characters, {len(runs)} seeds: "
@@ -555,11 +536,44 @@ def facts() -> str:
     return "\n".join(table("measured | wellnormed | others", lines)).rstrip()
 
 
-def readme(text: str) -> str:
-    """README.md with its table as the files give it."""
+def vision() -> str:
+    """The tables of docs/certified-vision.md, between its two comments: every network at its best rate."""
+    rows, lines = Table(VISION).rows_of(vision_cells("cpu")), []
+    tried = Counter(
+        key[:2] for key in {(r["config"]["data"], r["config"]["network"], r["config"]["rate"]) for r in rows}
+    )
+    found = at_best_rates(rows)
+    for data, title in TITLES.items():
+        names = [name for each, name in found if each == data]
+        distances = " | ".join(map(distance, BUDGETS[data]))
+        lines += [f"{title}, {rows[0]['config']['steps']:,} steps:", ""]
+        lines += table(
+            f"network | rate | seeds | accuracy | {distances} | proved constant | minutes",
+            [
+                (name, f"{found[data, name][0]:g}, of {tried[data, name]}", *_vision_row(found[data, name][1]))
+                for name in names
+            ],
+        )
+    return "\n".join(lines).rstrip()
+
+
+def _vision_row(results: Results) -> list[object]:
+    """Seeds, accuracy, certified and attacked shares, the largest constant below the last layer, and minutes."""
+    pairs = zip(mean(results, "certified"), mean(results, "attacked"), strict=True)
+    constant, minutes = (
+        max(each["lipschitz"] for each in results),
+        [each["seconds_of_training"] / 60 for each in results],
+    )
+    shares = [f"{proved:.1%} ({left:.0%})" for proved, left in pairs]
+    accuracy = f"{fmean(each['accuracy'] for each in results):.1%}"
+    return [len(results), accuracy, *shares, shown(constant, ".5g"), f"{fmean(minutes):.1f}"]
+
+
+def between(text: str, table: str) -> str:
+    """A page whose table, between its two comments, is as the files give it."""
     before, _, rest = text.partition(_BEGIN)
     _, _, after = rest.partition(_END)
-    return f"{before}{_BEGIN}\n{facts()}\n{_END}{after}"
+    return f"{before}{_BEGIN}\n{table}\n{_END}{after}"
 
 
 def page() -> str:
@@ -582,6 +596,11 @@ def page() -> str:
     return "\n".join([HEAD, "", *(line for part in parts for line in part)]).rstrip() + "\n"
 
 
+WITHIN = {ROOT / "README.md": facts, ROOT / "docs" / "certified-vision.md": vision}
+"""Pages that hold one table from the files, and what makes it."""
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
-    README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, table_of in WITHIN.items():
+        path.write_text(between(path.read_text(encoding="utf-8"), table_of()), encoding="utf-8")

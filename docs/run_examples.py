@@ -20,7 +20,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 ELSEWHERE = {
     "parallel.md": "tests/parallel/test_docs.py, with two processes",
-    "certified-mnist.md": "benchmarks/certified_mnist.py, where MNIST lies",
 }
 """Pages whose blocks something else runs."""
 PAGES = [

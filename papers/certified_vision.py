@@ -27,12 +27,13 @@ from papers._airbench import augmented
 from papers._attacks import apgd, certified_radii, pgd
 from papers._experiment import Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
-from papers._one_lipschitz import folded, network, of_orthogonium, of_torchlip, optimizer_of
 from papers._resumed import fit_resumed
 from papers._table import Row
 from papers.cifar10 import load_cifar10
 from papers.mnist import load_mnist
+from papers.one_lipschitz import folded, network, of_orthogonium, of_torchlip, optimizer_of
 from wellnormed.constraints import Constraints
+from wellnormed.proof.decimals import shown
 from wellnormed.train.task import Task
 
 Data = Literal["cifar10", "mnist"]
@@ -160,7 +161,7 @@ class Training(Task[nn.Sequential]):
         return offset_cross_entropy(self.model(pixels), labels, cell.offset, cell.temperature)
 
     def _generator(self, number: int) -> torch.Generator:
-        return self.generator.manual_seed(self.cell.seed * 2**32 + number)
+        return self.generator.manual_seed(self.cell.seed * 1_000_003 + number)  # of which the low 32 bits count
 
 
 def built(
@@ -266,9 +267,9 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         lines.append(_line(f"{name}: accuracy", [result["accuracy"] for result in results], spent))
         for number, budget in enumerate(BUDGETS[data]):
             values = [result["certified"][number] for result in results]
-            lines.append(_line(f"{name}: certified within {shown(budget)}", values, spent, aims.get(budget)))
+            lines.append(_line(f"{name}: certified within {distance(budget)}", values, spent, aims.get(budget)))
         constants = [result["lipschitz"] for result in results]
-        most = f"{math.ceil(max(constants) * 1e4) / 1e4:.4f}"
+        most = shown(max(constants), ".5g")
         lines.append(Verdict(f"{name}: proved constant below the last layer", "-", most, "-", len(results), "measured"))
         if made_by in PEERS and (data, "wellnormed") in found:
             ours, theirs = mean(found[data, "wellnormed"][1], "certified"), mean(results, "certified")
@@ -291,7 +292,7 @@ def _line(what: str, values: list[float], why: str, aim: float | None = None) ->
     return Verdict(what, f"{aim:g}, an aim for 30 minutes of two cores", ours, interval, len(values), verdict, why)
 
 
-def shown(budget: float) -> str:
+def distance(budget: float) -> str:
     """A distance, where it is a number of grey levels as such."""
     levels = budget * 255
     return f"{budget:g}" if abs(levels - round(levels)) > 1e-9 or budget == 1 else f"{round(levels)}/255"

@@ -240,9 +240,10 @@ def test_the_page_of_results_is_what_its_files_give():
     module = script("make_results")
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert page == module.page(), "run `python docs/make_results.py`"
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert module.facts() in readme
-    assert readme == module.readme(readme)
+    for path, table in module.WITHIN.items():
+        text = path.read_text(encoding="utf-8")
+        assert table() in text
+        assert text == module.between(text, table())
     named = set(re.findall(r"\]\(\.\./results/([^)]+\.json)\)", page))
     everywhere = {str(path.relative_to(ROOT / "results")) for path in (ROOT / "results").rglob("*.json")}
     assert named == {name for name in everywhere if not name.startswith("frontier/")}  # none without a place
