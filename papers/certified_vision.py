@@ -52,7 +52,7 @@ RATES = (0.01, 0.003, 0.001)
 """Of Adam, for the networks of other libraries."""
 PEERS: dict[Network, tuple[str, ...]] = {"deel-torchlip": ("deel", "deel.torchlip"), "orthogonium": ("orthogonium",)}
 """Libraries -> the packages that they install."""
-TITLES: dict[str, str] = {"cifar10": "CIFAR-10", "mnist": "MNIST"}
+TITLES: dict[Data, str] = {"cifar10": "CIFAR-10", "mnist": "MNIST"}
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,9 @@ OURS = 0.1
 
 def cells(preset: Preset) -> list[Cell]:
     """Seed after seed: ours on both data sets, then the networks of other libraries at every rate."""
-    ours = [("cifar10", "wellnormed", OURS), ("mnist", "wellnormed", OURS)]
-    peers = [(data, name, rate) for data in ("mnist", "cifar10") for rate in RATES for name in PEERS]
+    ours: list[tuple[Data, Network, float]] = [("cifar10", "wellnormed", OURS), ("mnist", "wellnormed", OURS)]
+    both: tuple[Data, ...] = ("mnist", "cifar10")
+    peers = [(data, name, rate) for data in both for rate in RATES for name in PEERS]
     return [_cell(preset, seed, *each) for seed in range(3) for each in (*ours, *peers)]
 
 
@@ -169,7 +170,7 @@ def built(
 ) -> tuple[nn.Sequential, torch.optim.Optimizer, Constraints | None]:
     """The network of a cell with what moves and holds its weights."""
     if cell.network == "wellnormed":
-        model = network(shape, cell.channels, cell.depths).to(device, memory_format=torch.channels_last)
+        model = network(shape, cell.channels, cell.depths).to(device).to(memory_format=torch.channels_last)  # pyrefly: ignore
         return model, *optimizer_of(model, cell.rate)
     try:
         make = of_torchlip if cell.network == "deel-torchlip" else of_orthogonium
@@ -244,12 +245,12 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     found = best(rows)
     figure, axes = panels(1, 2, (11, 4.2))
     for axis, (data, title) in zip(axes[0], TITLES.items(), strict=True):
-        for number, name in enumerate(get_args(Network)):
-            if (data, name) in found:
-                results = found[data, name][1]
+        for (each, name), (_, results) in found.items():
+            if each == data:
+                color = f"C{get_args(Network).index(name)}"
                 certified = [fmean(result["accuracy"] for result in results), *mean(results, "certified")]
-                axis.plot((0, *BUDGETS[data]), certified, "s-", color=f"C{number}", label=f"{name}, certified")
-                attacked, color = mean(results, "attacked"), f"C{number}"
+                axis.plot((0, *BUDGETS[data]), certified, "s-", color=color, label=f"{name}, certified")
+                attacked = mean(results, "attacked")
                 axis.plot(BUDGETS[data], attacked, "o--", color=color, label=f"{name}, under attack", markersize=4)
         axis.set(xlabel="Euclidean distance, pixels in [0, 1]", title=title)
     axes[0, 0].set_ylabel("share of test images")
