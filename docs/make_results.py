@@ -518,7 +518,7 @@ def facts() -> str:
         (
             "[MNIST](docs/certified-vision.md): test images proved to stay classified rightly within a distance of 1",
             f"**{safe.pop('wellnormed'):.1%}**",
-            "; ".join(f"{name}: {share:.1%}" for name, share in safe.items()),
+            "; ".join(f"{name}, best of its rates: {share:.1%}" for name, share in safe.items()) or "not run",
         ),
         (
             f"[A transformer](docs/training.md#what-the-presets-reach) on Shakespeare's characters, {len(runs)} seeds: "

@@ -11,7 +11,7 @@ PGD on the cross entropy, and Auto-PGD on what withstands that. A tie certifies 
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -28,7 +28,7 @@ from papers._attacks import apgd, certified_radii, pgd
 from papers._experiment import Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
 from papers._resumed import fit_resumed
-from papers._table import Row
+from papers._table import ADDED, Row
 from papers.cifar10 import load_cifar10
 from papers.mnist import load_mnist
 from papers.one_lipschitz import folded, network, of_orthogonium, of_torchlip, optimizer_of
@@ -75,6 +75,8 @@ class Cell:
     """Images that are attacked."""
     pgd_steps: int
     apgd_steps: int
+    hidden: tuple[int, ...] = field(default=(), metadata=ADDED)
+    """Widths of our linear layers before the last one."""
 
 
 class Setting(NamedTuple):
@@ -84,6 +86,7 @@ class Setting(NamedTuple):
     batch: int
     channels: tuple[int, ...]
     depths: tuple[int, ...]
+    hidden: tuple[int, ...]
     width: int
     """Of the other libraries' first layers."""
     offset: float
@@ -95,10 +98,10 @@ class Setting(NamedTuple):
 ROOT = math.sqrt(2)
 """To be safe within r, the right logit must lead by this times r if the two rows are orthogonal."""
 SETTINGS: dict[tuple[Preset, Data], Setting] = {
-    ("cpu", "cifar10"): Setting(1200, 125, (32, 96, 192), (0, 3, 3), 32, ROOT, 300, 10, 20),
-    ("cpu", "mnist"): Setting(1200, 100, (16, 64), (0, 2), 16, 1.5 * ROOT, 300, 10, 20),
-    ("paper", "cifar10"): Setting(20_000, 250, (128, 512, 1024), (2, 6, 6), 128, ROOT, 1000, 100, 100),
-    ("paper", "mnist"): Setting(6000, 250, (64, 256), (2, 4), 32, 1.5 * ROOT, 1000, 100, 100),
+    ("cpu", "cifar10"): Setting(1200, 125, (32, 96, 192), (0, 3, 3), (), 32, ROOT, 300, 10, 20),
+    ("cpu", "mnist"): Setting(1200, 100, (16, 64), (0, 0), (128,), 16, 1.5 * ROOT, 300, 10, 20),
+    ("paper", "cifar10"): Setting(20_000, 250, (128, 512, 1024), (2, 6, 6), (1024,), 128, ROOT, 1000, 100, 100),
+    ("paper", "mnist"): Setting(6000, 250, (64, 256), (0, 0), (512,), 32, 1.5 * ROOT, 1000, 100, 100),
 }
 TEMPERATURE = 0.25
 OURS = 0.1
@@ -114,9 +117,10 @@ def cells(preset: Preset) -> list[Cell]:
 
 
 def _cell(preset: Preset, seed: int, data: Data, name: Network, rate: float) -> Cell:
-    steps, batch, channels, depths, width, offset, *attack = SETTINGS[preset, data]
-    sizes = (channels, depths) if name == "wellnormed" else ((width,), ())
-    return Cell(data, name, seed, rate, steps, batch, *sizes, offset, TEMPERATURE, *attack)
+    steps, batch, channels, depths, hidden, width, offset, *attack = SETTINGS[preset, data]
+    if name != "wellnormed":
+        channels, depths, hidden = (width,), (), ()
+    return Cell(data, name, seed, rate, steps, batch, channels, depths, offset, TEMPERATURE, *attack, hidden)
 
 
 @cache
@@ -170,7 +174,7 @@ def built(
 ) -> tuple[nn.Sequential, torch.optim.Optimizer, Constraints | None]:
     """The network of a cell with what moves and holds its weights."""
     if cell.network == "wellnormed":
-        model = network(shape, cell.channels, cell.depths).to(device).to(memory_format=torch.channels_last)  # pyrefly: ignore
+        model = network(shape, cell.channels, cell.depths, cell.hidden).to(device).to(memory_format=torch.channels_last)  # pyrefly: ignore
         return model, *optimizer_of(model, cell.rate)
     try:
         make = of_torchlip if cell.network == "deel-torchlip" else of_orthogonium

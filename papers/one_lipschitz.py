@@ -7,7 +7,7 @@ of pixels, which the optimizer keeps orthogonal, shifts between them, and beta-A
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -53,27 +53,31 @@ class Shift(nn.Module):
         return torch.cat([*(each.roll(*move) for each, move in zip(moved, moves, strict=True)), rest], 1)
 
 
-def network(shape: Sequence[int], channels: Sequence[int], depths: Sequence[int]) -> nn.Sequential:
+def network(
+    shape: Sequence[int], channels: Sequence[int], depths: Sequence[int], hidden: Sequence[int] = ()
+) -> nn.Sequential:
     """Ours: stages, each of which halves the side of the image by maps of its patches, and then maps its pixels.
 
     Args:
         shape: Of an image, `(colours, side, side)`.
         channels: Of every stage, each a multiple of 8.
-        depths: Maps of pixels in every stage, each after a shift.
+        depths: Maps of pixels in every stage, each after a shift. A stage without any has none before it, either.
+        hidden: Widths of linear layers, between the stages and the last layer.
     """
-
-    def stages() -> Iterator[nn.Module]:
-        before = shape[0]
-        for count, depth in zip(channels, depths, strict=True):
-            if before != shape[0]:
-                yield Shift()
-            yield from (nn.Conv2d(before, count, 2, stride=2), BetaAbs(count))
-            for _ in range(depth):
-                yield from (Shift(), nn.Conv2d(count, count, 1), BetaAbs(count))
-            before = count
-
-    side = shape[1] // 2 ** len(channels)
-    return nn.Sequential(*stages(), nn.Flatten(), nn.Linear(channels[-1] * side**2, CLASSES, bias=False))
+    layers: list[nn.Module] = []
+    before, side = shape[0], shape[1]
+    for number, (count, depth) in enumerate(zip(channels, depths, strict=True)):
+        layers += [Shift()] * (number > 0 and depth > 0)
+        layers += [nn.Conv2d(before, count, 2, stride=2), BetaAbs(count)]
+        for _ in range(depth):
+            layers += [Shift(), nn.Conv2d(count, count, 1), BetaAbs(count)]
+        before, side = count, side // 2
+    entries = before * side**2
+    layers.append(nn.Flatten())
+    for width in hidden:
+        layers += [nn.Linear(entries, width), BetaAbs(width)]
+        entries = width
+    return nn.Sequential(*layers, nn.Linear(entries, CLASSES, bias=False))
 
 
 def optimizer_of(model: nn.Sequential, lr: float) -> tuple[wn.Scion, Constraints]:
@@ -81,17 +85,22 @@ def optimizer_of(model: nn.Sequential, lr: float) -> tuple[wn.Scion, Constraints
     norms: dict[str, Norm] = {}
     radii: dict[str, float] = {}
     constraints: dict[str, Constraint] = {}
+    *_, last = model
     for name, layer in model.named_children():
-        if isinstance(layer, nn.Conv2d):
-            # the norm of a kernel with K positions is K times the largest singular value of its matrix
-            radii[f"{name}.weight"] = cap = float(math.prod(layer.kernel_size))
-            norms[f"{name}.weight"] = wn.norms.SpectralConv(2, "patches", inner=wn.Spectral(units="l2"))
-            constraints[f"{name}.weight"] = wn.constraints.Orthogonal(cap)
+        match layer:
+            case nn.Conv2d():  # the norm of a kernel with K positions is K times its matrix's largest singular value
+                norm: Norm = wn.norms.SpectralConv(2, "patches", inner=wn.Spectral(units="l2"))
+                constraint: Constraint = wn.constraints.Orthogonal(radius := float(math.prod(layer.kernel_size)))
+            case nn.Linear() if layer is last:
+                norm, constraint = wn.norms.RowNorm(), wn.ColumnCap(radius := math.sqrt(layer.in_features))
+            case nn.Linear():
+                norm, constraint = wn.Spectral(units="l2"), wn.constraints.Orthogonal(radius := 1.0)
+            case _:
+                continue
+        weight = f"{name}.weight"
+        norms[weight], radii[weight], constraints[weight] = norm, radius, constraint
+        if layer.bias is not None:
             radii[f"{name}.bias"] = BIASES
-        elif isinstance(layer, nn.Linear):
-            radii[f"{name}.weight"] = cap = math.sqrt(layer.in_features)
-            norms[f"{name}.weight"] = wn.norms.RowNorm()
-            constraints[f"{name}.weight"] = wn.ColumnCap(cap)
     optimizer = wn.Scion(model, lr=lr, overrides=norms, radii=radii)
     return optimizer, wn.constrain(optimizer, constraints)
 

@@ -19,7 +19,7 @@ from wellnormed.train.task import fit
 
 def small(name="wellnormed", **changes):
     (cell,) = (each for each in cells("cpu")[:3] if (each.data, each.network) == ("cifar10", name))
-    return replace(cell, channels=(8, 16), depths=(0, 1), batch=8, steps=6, **changes)
+    return replace(cell, channels=(8, 16), depths=(0, 1), hidden=(16,), batch=8, steps=6, **changes)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ OF_CIFAR = {"width": 8, "batch": 8}
 OTHERS = {
     "airbench94": OF_CNN,
     "caps": {"width": 8, "batch": 8},
-    "certified-vision": {"channels": (8, 16), "depths": (0, 1)},
+    "certified-vision": {"channels": (8, 16), "depths": (0, 1), "hidden": (8,)},
     "cifar-robustness": OF_CIFAR,
     "cifar-tradeoff": OF_CIFAR,
     "grokking": {"prime": 7, "width": 6, "steps": 10},
