@@ -5,7 +5,6 @@ No figure there is typed by hand; a test compares both with what this script wri
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean, median
@@ -18,8 +17,7 @@ from benchmarks.public_curves import best as curves
 from benchmarks.public_defaults import ARMS, MODELS, PEERS, means, missing
 from docs.harnesses import pass_rates, ranks
 from papers._table import Table
-from papers.certified_vision import BUDGETS, TITLES, Results, distance, mean
-from papers.certified_vision import best as at_best_rates
+from papers.certified_vision import BUDGETS, SETTINGS, TITLES, Best, best, distance, mean
 from papers.certified_vision import cells as vision_cells
 from papers.frontier import best_losses, best_rate
 from wellnormed.constraints.caps import Cap
@@ -497,8 +495,8 @@ def facts() -> str:
     ends = {name: fmean(row["curve"][-1][1] for row in rows) for name, rows in curves(load(CURVES)["rows"]).items()}
     ours = ends.pop(SCION)
     epfl = {str(line[1]): float(str(line[2])) for line in ranks(load("llm_optimizer_benchmark.json"))[1]}
-    vision = at_best_rates(Table(VISION).rows_of(vision_cells("cpu")))
-    safe = {name: mean(results, "certified")[2] for (data, name), (_, results) in vision.items() if data == "mnist"}
+    mnist = {name: found for (data, name), found in best(vision_rows()).items() if data == "mnist"}
+    safe = {name: f"{mean(found.results, 'certified')[2]:.1%}" for name, found in mnist.items()}
     runs = [load(f"frontier/attention-10-seed-{seed}.json")["results"] for seed in (0, 1, 2)]
     loss = fmean(run["validation_loss"] for run in runs)
     own = [fmean(losses) for losses in best_losses(load("frontier_peers.json")["rows"]).values()]
@@ -517,8 +515,9 @@ def facts() -> str:
         ),
         (
             "[MNIST](docs/certified-vision.md): test images proved to stay classified rightly within a distance of 1",
-            f"**{safe.pop('wellnormed'):.1%}**",
-            "; ".join(f"{name}, best of its rates: {share:.1%}" for name, share in safe.items()) or "not run",
+            f"**{safe.pop('wellnormed')}**",
+            "; ".join(f"{name}, best of {mnist[name].tried}: {share}" for name, share in safe.items())
+            or "not run",
         ),
         (
             f"[A transformer](docs/training.md#what-the-presets-reach) on Shakespeare's characters, {len(runs)} seeds: "
@@ -536,37 +535,36 @@ def facts() -> str:
     return "\n".join(table("measured | wellnormed | others", lines)).rstrip()
 
 
+def vision_rows() -> list[dict[str, Any]]:
+    """The rows of `papers.certified_vision` that there are."""
+    return Table(VISION).rows_of(vision_cells("cpu"))
+
+
 def vision() -> str:
     """The tables of docs/certified-vision.md, between its two comments: every network at its best rate."""
-    rows, lines = Table(VISION).rows_of(vision_cells("cpu")), []
-    tried = Counter(
-        key[:2] for key in {(r["config"]["data"], r["config"]["network"], r["config"]["rate"]) for r in rows}
-    )
-    found = at_best_rates(rows)
+    found, lines = best(vision_rows()), []
     for data, title in TITLES.items():
-        names = [name for each, name in found if each == data]
-        distances = " | ".join(map(distance, BUDGETS[data]))
-        lines += [f"{title}, {rows[0]['config']['steps']:,} steps:", ""]
+        setting, distances = SETTINGS["cpu", data], " | ".join(map(distance, BUDGETS[data]))
+        lines += [f"{title}, {setting.steps:,} steps of {setting.batch} images:", ""]
         lines += table(
             f"network | rate | seeds | accuracy | {distances} | proved constant | minutes",
-            [
-                (name, f"{found[data, name][0]:g}, of {tried[data, name]}", *_vision_row(found[data, name][1]))
-                for name in names
-            ],
+            [(name, *_vision_row(found[each, name])) for each, name in found if each == data],
         )
     return "\n".join(lines).rstrip()
 
 
-def _vision_row(results: Results) -> list[object]:
-    """Seeds, accuracy, certified and attacked shares, the largest constant below the last layer, and minutes."""
+def _vision_row(found: Best) -> list[object]:
+    """Rate, seeds, accuracy, certified and attacked shares, the largest constant below the last layer, and minutes."""
+    results = found.results
     pairs = zip(mean(results, "certified"), mean(results, "attacked"), strict=True)
-    constant, minutes = (
-        max(each["lipschitz"] for each in results),
-        [each["seconds_of_training"] / 60 for each in results],
-    )
-    shares = [f"{proved:.1%} ({left:.0%})" for proved, left in pairs]
-    accuracy = f"{fmean(each['accuracy'] for each in results):.1%}"
-    return [len(results), accuracy, *shares, shown(constant, ".5g"), f"{fmean(minutes):.1f}"]
+    return [
+        f"{found.rate:g}, of {found.tried}",
+        len(results),
+        f"{fmean(each['accuracy'] for each in results):.1%}",
+        *(f"{proved:.1%} ({left:.0%})" for proved, left in pairs),
+        shown(max(each["lipschitz"] for each in results), ".5g"),
+        f"{fmean(each['seconds_of_training'] for each in results) / 60:.1f}",
+    ]
 
 
 def between(text: str, table: str) -> str:

@@ -226,20 +226,27 @@ def _share(which: Tensor) -> float:
     return float(which.double().mean())
 
 
-Results = list[dict[str, Any]]
-"""Of one network at one rate, a result for each seed."""
+class Best(NamedTuple):
+    """A network at the rate with the most images certified at the first budget."""
+
+    rate: float
+    tried: int
+    """Rates that have a row."""
+    results: list[dict[str, Any]]
+    """Of the seeds that have a row."""
 
 
-def best(rows: Sequence[Row]) -> dict[tuple[Data, Network], tuple[float, Results]]:
-    """The rate with the most images certified at the first budget, and the results of the seeds that there are."""
-    found: dict[tuple[Data, Network], dict[float, Results]] = {}
+def best(rows: Sequence[Row]) -> dict[tuple[Data, Network], Best]:
+    """Every data set and network that has a row; other libraries gain from a choice that test images make."""
+    found: dict[tuple[Data, Network], dict[float, list[dict[str, Any]]]] = {}
     for row in rows:
         config = row["config"]
         found.setdefault((config["data"], config["network"]), {}).setdefault(config["rate"], []).append(row["results"])
-    return {key: max(rates.items(), key=lambda each: mean(each[1], "certified")[0]) for key, rates in found.items()}
+    chosen = {key: max(rates, key=lambda rate: mean(rates[rate], "certified")[0]) for key, rates in found.items()}
+    return {key: Best(rate, len(found[key]), found[key][rate]) for key, rate in chosen.items()}
 
 
-def mean(results: Results, what: str) -> list[float]:
+def mean(results: list[dict[str, Any]], what: str) -> list[float]:
     """Over the seeds, of each entry of a list."""
     return np.mean([result[what] for result in results], 0).tolist()
 
@@ -249,7 +256,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     found = best(rows)
     figure, axes = panels(1, 2, (11, 4.2))
     for axis, (data, title) in zip(axes[0], TITLES.items(), strict=True):
-        for (each, name), (_, results) in found.items():
+        for (each, name), (_, _, results) in found.items():
             if each == data:
                 color = f"C{get_args(Network).index(name)}"
                 certified = [fmean(result["accuracy"] for result in results), *mean(results, "certified")]
@@ -265,7 +272,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """Accuracy and certified shares of each network at its best rate, the aims, and who is ahead."""
     found, lines = best(rows), []
-    for (data, made_by), (rate, results) in found.items():
+    for (data, made_by), (rate, _, results) in found.items():
         minutes = fmean(result["seconds_of_training"] for result in results) / 60
         name, spent = f"{TITLES[data]}, {made_by}", f"rate {rate:g}, {minutes:.1f} processor minutes of training"
         aims = dict(AIMS[data]) if made_by == "wellnormed" else {}
@@ -277,7 +284,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         most = shown(max(constants), ".5g")
         lines.append(Verdict(f"{name}: proved constant below the last layer", "-", most, "-", len(results), "measured"))
         if made_by in PEERS and (data, "wellnormed") in found:
-            ours, theirs = mean(found[data, "wellnormed"][1], "certified"), mean(results, "certified")
+            ours, theirs = mean(found[data, "wellnormed"].results, "certified"), mean(results, "certified")
             ahead = sum(a > b for a, b in zip(ours, theirs, strict=True))
             verdict = "reached" if ahead == len(ours) else "not reached"
             whole = f"{TITLES[data]}: distances at which more is certified than by {made_by}"
