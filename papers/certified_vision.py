@@ -98,7 +98,7 @@ class Setting(NamedTuple):
 ROOT = math.sqrt(2)
 """To be safe within r, the right logit must lead by this times r if the two rows are orthogonal."""
 SETTINGS: dict[tuple[Preset, Data], Setting] = {
-    ("cpu", "cifar10"): Setting(1200, 125, (32, 96, 192), (0, 3, 3), (), 32, ROOT, 300, 10, 20),
+    ("cpu", "cifar10"): Setting(1200, 125, (32, 96, 192), (0, 3, 3), (256,), 32, ROOT, 300, 10, 20),
     ("cpu", "mnist"): Setting(1200, 100, (16, 64), (0, 2), (128,), 16, 1.5 * ROOT, 300, 10, 20),
     ("paper", "cifar10"): Setting(20_000, 250, (128, 512, 1024), (2, 6, 6), (1024,), 128, ROOT, 1000, 100, 100),
     ("paper", "mnist"): Setting(6000, 250, (64, 256), (0, 4), (512,), 32, 1.5 * ROOT, 1000, 100, 100),
