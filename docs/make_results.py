@@ -516,8 +516,7 @@ def facts() -> str:
         (
             "[MNIST](docs/certified-vision.md): test images proved to stay classified rightly within a distance of 1",
             f"**{safe.pop('wellnormed')}**",
-            "; ".join(f"{name}, best of {mnist[name].tried}: {share}" for name, share in safe.items())
-            or "not run",
+            "; ".join(f"{name}, best of {mnist[name].tried}: {share}" for name, share in safe.items()) or "not run",
         ),
         (
             f"[A transformer](docs/training.md#what-the-presets-reach) on Shakespeare's characters, {len(runs)} seeds: "

@@ -274,7 +274,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     found, lines = best(rows), []
     for (data, made_by), (rate, _, results) in found.items():
         minutes = fmean(result["seconds_of_training"] for result in results) / 60
-        name, spent = f"{TITLES[data]}, {made_by}", f"rate {rate:g}, {minutes:.1f} processor minutes of training"
+        name, spent = f"{TITLES[data]}, {made_by}", f"{minutes:.1f} minutes of a core, rate {rate:g}"
         aims = dict(AIMS[data]) if made_by == "wellnormed" else {}
         lines.append(_line(f"{name}: accuracy", [result["accuracy"] for result in results], spent))
         for number, budget in enumerate(BUDGETS[data]):
@@ -288,9 +288,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             ahead = sum(a > b for a, b in zip(ours, theirs, strict=True))
             verdict = "reached" if ahead == len(ours) else "not reached"
             whole = f"{TITLES[data]}: distances at which more is certified than by {made_by}"
-            lines.append(
-                Verdict(whole, f"{len(ours)}", f"{ahead}", "-", len(results), verdict, why="an aim, not a publication")
-            )
+            lines.append(Verdict(whole, f"all {len(ours)}, an aim", f"{ahead}", "-", len(results), verdict))
     broken = sum(row["results"]["contradictions"] for row in rows)
     lines.append(Verdict("certified images that an attack changed", "-", f"{broken}", "-", len(rows), "measured"))
     return lines
@@ -301,7 +299,7 @@ def _line(what: str, values: list[float], why: str, aim: float | None = None) ->
     if aim is None:
         return Verdict(what, "-", ours, interval, len(values), "measured", why)
     verdict = "reached" if fmean(values) >= aim else "not reached"
-    return Verdict(what, f"{aim:g}, an aim for 30 minutes of two cores", ours, interval, len(values), verdict, why)
+    return Verdict(what, f"{aim:g}, an aim for an hour of a core", ours, interval, len(values), verdict, why)
 
 
 def distance(budget: float) -> str:
