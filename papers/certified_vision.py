@@ -117,10 +117,11 @@ def cells(preset: Preset) -> list[Cell]:
 
 
 def _cell(preset: Preset, seed: int, data: Data, name: Network, rate: float) -> Cell:
-    steps, batch, channels, depths, hidden, width, offset, *attack = SETTINGS[preset, data]
+    (steps, batch, channels, depths, hidden, width, offset, tested, pgd_steps, apgd_steps) = SETTINGS[preset, data]
     if name != "wellnormed":
         channels, depths, hidden = (width,), (), ()
-    return Cell(data, name, seed, rate, steps, batch, channels, depths, offset, TEMPERATURE, *attack, hidden)
+    sizes = (steps, batch, channels, depths, offset, TEMPERATURE, tested, pgd_steps, apgd_steps)
+    return Cell(data, name, seed, rate, *sizes, hidden=hidden)
 
 
 @cache
@@ -254,8 +255,9 @@ def mean(results: list[dict[str, Any]], what: str) -> list[float]:
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     """Certified and attacked accuracy against the distance, of each network at its best rate."""
     found = best(rows)
-    figure, axes = panels(1, 2, (11, 4.2))
-    for axis, (data, title) in zip(axes[0], TITLES.items(), strict=True):
+    drawn = [data for data in TITLES if any(each == data for each, _ in found)]
+    figure, axes = panels(1, len(drawn), (5.5 * len(drawn), 4.2))
+    for axis, data in zip(axes[0], drawn, strict=True):
         for (each, name), (_, _, results) in found.items():
             if each == data:
                 color = f"C{get_args(Network).index(name)}"
@@ -263,7 +265,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
                 axis.plot((0, *BUDGETS[data]), certified, "s-", color=color, label=f"{name}, certified")
                 attacked = mean(results, "attacked")
                 axis.plot(BUDGETS[data], attacked, "o--", color=color, label=f"{name}, under attack", markersize=4)
-        axis.set(xlabel="Euclidean distance, pixels in [0, 1]", title=title)
+        axis.set(xlabel="Euclidean distance, pixels in [0, 1]", title=TITLES[data])
     axes[0, 0].set_ylabel("share of test images")
     legend_below(figure, "Images classified rightly, and proved to stay so within a distance")
     return {"certified": figure}
