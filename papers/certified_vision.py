@@ -34,7 +34,7 @@ from papers.mnist import load_mnist
 from papers.one_lipschitz import folded, network, of_orthogonium, of_torchlip, optimizer_of
 from wellnormed.constraints import Constraints
 from wellnormed.proof.decimals import shown
-from wellnormed.train.task import Task
+from wellnormed.train.task import DivergedError, Task
 
 Data = Literal["cifar10", "mnist"]
 Network = Literal["wellnormed", "deel-torchlip", "orthogonium"]
@@ -192,6 +192,12 @@ def run(cells: Sequence[Cell], device: torch.device, folder: Path) -> list[dict[
     return [_result(cell, device, folder) for cell in cells]
 
 
+MEASURED = (
+    "accuracy", "lipschitz", "certified", "seconds_of_training", "certified_of_attacked", "attacked", "contradictions",
+)  # fmt: skip
+"""The results of a cell; each is None where the loss was no number."""
+
+
 def _result(cell: Cell, device: torch.device, folder: Path) -> dict[str, Any]:
     task, seconds, last = Training(cell, device), [], time.process_time()
 
@@ -200,7 +206,10 @@ def _result(cell: Cell, device: torch.device, folder: Path) -> dict[str, Any]:
         before, last = last, time.process_time()
         seconds[:] = [sum(seconds) + last - before]
 
-    fit_resumed(task, folder, watch, seconds)
+    try:
+        fit_resumed(task, folder, watch, seconds)
+    except DivergedError:  # as deel-torchlip's at large rates
+        return dict.fromkeys(MEASURED)
     budgets, (images, labels) = BUDGETS[cell.data], pixels_and_labels(cell.data, "test", device)
     model = folded(task.model)
     constant, radii = certified_radii(model, images, labels)
@@ -237,10 +246,15 @@ class Best(NamedTuple):
     """Of the seeds that have a row."""
 
 
+def finite(rows: Sequence[Row]) -> list[Row]:
+    """Without those whose loss was no number."""
+    return [row for row in rows if row["results"]["accuracy"] is not None]
+
+
 def best(rows: Sequence[Row]) -> dict[tuple[Data, Network], Best]:
     """Every data set and network that has a row; other libraries gain from a choice that test images make."""
     found: dict[tuple[Data, Network], dict[float, list[dict[str, Any]]]] = {}
-    for row in rows:
+    for row in finite(rows):
         config = row["config"]
         found.setdefault((config["data"], config["network"]), {}).setdefault(config["rate"], []).append(row["results"])
     chosen = {key: max(rates, key=lambda rate: mean(rates[rate], "certified")[0]) for key, rates in found.items()}
@@ -291,8 +305,9 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             verdict = "reached" if ahead == len(ours) else "not reached"
             whole = f"{TITLES[data]}: distances at which more is certified than by {made_by}"
             lines.append(Verdict(whole, f"all {len(ours)}, an aim", f"{ahead}", "-", len(results), verdict))
-    broken = sum(row["results"]["contradictions"] for row in rows)
-    lines.append(Verdict("certified images that an attack changed", "-", f"{broken}", "-", len(rows), "measured"))
+    broken = [row["results"]["contradictions"] for row in finite(rows)]
+    line = ("certified images that an attack changed", "-", f"{sum(broken)}", "-", len(broken))
+    lines.append(Verdict(*line, verdict="measured"))
     return lines
 
 
