@@ -303,13 +303,12 @@ def steps() -> Lines:
 
 
 def waiting() -> Lines:
-    """What caps that wait cost in loss."""
+    """What caps that wait cost in loss, and constraints in processor time."""
     content = load("waiting-caps.json")
     yield from ("## Caps that wait", "")
     yield from origin("waiting-caps.json", content)
-    yield from (f"Validation losses after {content['steps']} steps, the least and the largest of three seeds.", "")
     yield from table(
-        "constraint | room, of the cap | loss | more than at every step, mean | steps at which a cap acts",
+        f"constraint | room, of the cap | loss after {content['steps']} steps | more, mean | a cap acts at",
         [
             (kind, "every step" if room is None else room, span((row["loss"] for row in rows), ".4f"),
              f"{fmean(row['loss'] for row in rows) - fmean(row['loss'] for row in every[kind, None]):.4f}",
@@ -319,6 +318,17 @@ def waiting() -> Lines:
             if room in (None, Cap.most_room, 0.5)
         ],
     )  # fmt: skip
+    content = load("constraint-time.json")
+    yield from origin("constraint-time.json", content)
+    ratios = content["ratios"]
+    yield from table(
+        "processor time of a step over one without | every step | every eighth",
+        [
+            (name.removeprefix("ours with "), f"{ratio:.2f}", f"{ratios[f'{name}, every 8']:.2f}")
+            for name, ratio in ratios.items()
+            if f"{name}, every 8" in ratios
+        ],
+    )
 
 
 def matrix() -> Lines:
