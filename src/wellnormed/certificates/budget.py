@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from wellnormed._devices import default_on_cpu, recording
 from wellnormed._inputs import require_numbers
+from wellnormed._modes import evaluating
 from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
 from wellnormed.certificates.certifying import example_of
 from wellnormed.certificates.printing import factors
@@ -293,9 +294,8 @@ def _require_all(optimizer: torch.optim.Optimizer, model: nn.Module, program: Pr
 @contextlib.contextmanager
 def _evaluating(model: nn.Module) -> Iterator[nn.Module]:
     """The model in evaluation mode, on the CPU: itself, or a copy where it lies elsewhere."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        if getattr(module, "running_mean", None) is not None:
+    for module in model.modules():
+        if module.training and getattr(module, "running_mean", None) is not None:
             raise ValueError(
                 f"constrain: {type(module).__name__} changes its running statistics while it trains, on which the "
                 "constant depends; call eval() on it, and keep it there, or take a layer without them"
@@ -303,11 +303,8 @@ def _evaluating(model: nn.Module) -> Iterator[nn.Module]:
     if any(each.device.type != "cpu" for each in (*model.parameters(), *model.buffers())):
         yield copy.deepcopy(model).cpu().eval()
         return
-    try:
-        yield model.eval()
-    finally:
-        for module in training:
-            module.training = True
+    with evaluating(model):
+        yield model
 
 
 def _too_small(lipschitz: float, error: BudgetError) -> str:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellnormed._inputs import require_module, require_numbers
+from wellnormed._modes import evaluating
 from wellnormed._ranges import POSITIVE
 from wellnormed.nn.floored import FlooredNorm
 from wellnormed.nn.projection import BallProjection
@@ -104,7 +105,7 @@ def calibrate(
     if not pairs:
         raise ValueError("calibrate: data is empty; pass inputs of the model")
     watched = [_Watched(name, module) for name, module in model.named_modules() if _is_watched(module)]
-    with _evaluating(model):
+    with evaluating(model):
         with _watching(watched):
             before = _mean_loss(model, pairs, loss)
         left = {each.name: why for each in watched if (why := each.why_not())}
@@ -258,15 +259,3 @@ def _mean_loss(model: nn.Module, pairs: list[tuple[Any, Any]], loss: Callable[[A
             result = model(*arguments, **keywords)
             total += float(loss(result, target)) if loss is not None else 0.0
     return total / len(pairs)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards every module has its own again."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

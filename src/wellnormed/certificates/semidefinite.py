@@ -200,11 +200,11 @@ class _Program:
 
 def _compress(maps: list[dict[int, Tensor]], inputs: int) -> int:
     """Turn the start and the end, where all maps of them have a smaller rank; returns the start's number of entries."""
-    end, reading = torch.cat([*maps[-1].values()], 1), [own[0] for own in maps if 0 in own]
+    end = torch.cat([*maps[-1].values()], 1)
     if len(end) > end.shape[1]:
         triangle = torch.linalg.qr(end, mode="r")[1]
         maps[-1] = dict(zip(maps[-1], triangle.split([each.shape[1] for each in maps[-1].values()], 1), strict=True))
-        reading = [own[0] for own in maps if 0 in own]
+    reading = [own[0] for own in maps if 0 in own]
     rows = [len(each) for each in reading]
     if sum(rows) >= inputs:
         return inputs
