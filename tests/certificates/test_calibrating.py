@@ -275,6 +275,7 @@ def test_a_constant_leaves_more_to_the_weights_after_calibrating():
         ((nn.Sequential(nn.Linear(2, 2)), [torch.zeros(1, 2)]), r"no LayerNorm.*\(no module has an eps\).*FlooredNorm"),
         ((nn.Sequential(nn.GroupNorm(1, 2)), [torch.zeros(1, 2, 3)]), r"\(0 is no LayerNorm or RMSNorm"),
         ((nn.LayerNorm(2), []), "data is empty"),
+        ((nn.LayerNorm(2), [(torch.zeros(1, 2), torch.zeros(1))]), r"with a batch of data .*x for x, _ in loader"),
         ((nn.LayerNorm(2), [torch.zeros(1, 2)], 0.0), "slack=0.0 must be positive"),
         ((nn.LayerNorm(2), [torch.zeros(1, 2)], True), "slack=True is of type bool"),
         ((nn.LayerNorm, [torch.zeros(1, 2)]), "calibrate: model is the class LayerNorm"),

@@ -256,6 +256,12 @@ def _mean_loss(model: nn.Module, pairs: list[tuple[Any, Any]], loss: Callable[[A
     with torch.no_grad():
         for example, target in pairs:
             arguments, keywords = arguments_of(example)
-            result = model(*arguments, **keywords)
+            try:
+                result = model(*arguments, **keywords)
+            except TypeError as error:
+                raise ValueError(
+                    f"calibrate: the model cannot be called with a batch of data ({error}); pass inputs alone, as "
+                    "[x for x, _ in loader], or pairs (input, target) with loss="
+                ) from error
             total += float(loss(result, target)) if loss is not None else 0.0
     return total / len(pairs)
