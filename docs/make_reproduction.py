@@ -79,11 +79,12 @@ def shown(verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 def not_run(experiment: Experiment, preset: Preset, rows: list[Row]) -> str:
     """How many cells of a preset have no row, and the values that only these have."""
+    text = lambda value: str(list(value) if isinstance(value, tuple) else value)  # noqa: E731 (as JSON has it)
     cells = experiment.cells(preset)
     done = {row["cell"] for row in rows}
     left = [vars(cell) for cell in cells if cell_key(cell) not in done]
-    known = {(key, str(value)) for row in rows for key, value in row["config"].items()}
-    own = dict.fromkeys((key, str(value)) for cell in left for key, value in cell.items())
+    known = {(key, text(value)) for row in rows for key, value in row["config"].items()}
+    own = dict.fromkeys((key, text(value)) for cell in left for key, value in cell.items())
     named = "; ".join(f"{key}: {value}" for key, value in own if (key, value) not in known)
     return f"{len(left)} of {len(cells)} cells were not run" + (f" ({named})" if named else "") if left else ""
 
