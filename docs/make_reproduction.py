@@ -103,13 +103,11 @@ def section(experiment: Experiment, preset: Preset, rows: list[Row]) -> Iterator
     first = finished(experiment, "cpu") if preset == "paper" else []
     before = experiment.verdicts(first, "cpu") if first else []  # what needs no training is the same in both presets
     judged = [verdict for verdict in verdicts if verdict.verdict != "measured" and verdict not in before]
-    more = len(verdicts) - len(judged)
-    beside = f" `table.md`: {more} {'more ' * bool(judged)}line{'s' * (more > 1)}." if more else ""
     yield from (
         "",
         f"[rows](../results/reproduce/{name}/rows.jsonl): "
         f"`{rows[0]['command']}`; {len(rows):,} cells, {seeds} seed{'s' * (seeds > 1)}, {minutes:.1f} minutes; "
-        f"{machines}; {commits}.{beside}",
+        f"{machines}; {commits}.",
     )
     if judged:
         counts = Counter(verdict.verdict for verdict in judged)

@@ -15,7 +15,7 @@ AT_MOST = {
     "campaigns": 2334,
     "papers": 6128,
     "src/wellnormed": 647,
-    "certificates": 5040,
+    "certificates": 5089,
     "constraints": 1103,
     "data": 608,
     "matrix": 1290,
@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1930,
     "routing": 863,
     "train": 1929,
-    "tests": 24898,
+    "tests": 24947,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -23,6 +23,10 @@ def _mean_square(x: Tensor, dims: Any = -1, keepdim: bool = True) -> Tensor:
     return x.square().mean(dims, keepdim=keepdim)
 
 
+def _norm(x: Tensor) -> Tensor:
+    return x.norm(dim=-1, keepdim=True)
+
+
 def _potential(x: Tensor, factor: float, alpha: float = 1.0, weights: tuple[int, int] = (0, 0)) -> Tensor:
     w, v = (_WEIGHTS[i].to(x) for i in weights)
     v = w if weights[0] == weights[1] else v  # one tensor, as a module has it
@@ -99,6 +103,13 @@ NEAR_MISSES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "unit over all tokens": (lambda x: x / x.norm(dim=(1, 2), keepdim=True).clamp(min=0.2), 1.0),
     "unit over no axes": (lambda x: x / torch.linalg.vector_norm(x, dim=None, keepdim=True).clamp(min=0.2), 1.0),
     "unit of another": (lambda x: x / x.flip(1).norm(dim=-1, keepdim=True).clamp(min=0.2), 1.0),
+    "unit of a negative share": (lambda x: x / (_norm(x) * -1.0 + 0.2), 1.0),
+    "negative radius": (lambda x: x * (-2.0 / _norm(x)).clamp(max=1), 1.0),
+    "deviation about another mean": (lambda x: (x - x.mean(1, True)) / (x.std(-1, keepdim=True) + 0.1), 1.0),
+    "deviation without its mean": (lambda x: x / (x.std(-1, keepdim=True) + 0.1), 1.0),
+    "deviation times the norm": (lambda x: (x - x.mean(-1, True)) / (x.std(-1, keepdim=True) * _norm(x) + 0.1), 1.0),
+    "slope by another's sign": (lambda x: torch.where(x.flip(-1) > 0, x, 0.1 * x), 1.0),
+    "slope from another point": (lambda x: torch.where(x > 1, x, 0.1 * x), 3.0),
     "gelu with another cube": (lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.0447 * x**3))), 3.0),
     "gelu with a fourth power": (
         lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**4))),
@@ -135,12 +146,14 @@ NEAR_MISSES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
 }
 
 REFUSED = {
-    "not kept", "mean square of another", "mean square about another mean", "root outside", "root without a floor",
+    "not kept", "mean square of another", "mean square about another mean", "root without a floor",
     "negative eps", "reciprocal without a root", "root of the root", "inverse", "mean of the fourth power",
-    "mean of the size", "sum of squares", "eps times a weight", "alpha on eps", "ball of another radius",
+    "mean of the size", "eps times a weight", "alpha on eps", "ball of another radius",
     "ball with a ceiling", "ball from the other side", "ball of a negative scale", "ball by a root",
     "ball of another", "unit in another norm", "unit in the largest entry", "unit without a floor",
-    "unit with a ceiling", "unit with a floor added", "unit of another", "mask of the input",
+    "unit with a ceiling", "unit of another", "mask of the input", "deviation about another mean",
+    "deviation without its mean", "deviation times the norm", "slope by another's sign", "slope from another point",
+    "negative radius", "unit of a negative share",
 }  # fmt: skip
 """Which have no bound; the others have one, and are attacked."""
 QUICK = {
@@ -166,6 +179,50 @@ def test_near_misses_are_refused_or_bounded_as_what_they_are(name):
         example, uneven = torch.randn(1, 400, 2), torch.full((1, 400, 2), 0.005).index_fill(1, torch.tensor([0]), 0.1)
     with pytest.raises(UncertifiableError) if name in REFUSED else nullcontext():
         attack(Net(lambda _, x: function(x)), example, radius, steps=8, restarts=1, starts=(uneven * radius,))
+
+
+_CENTRED = lambda x: x - x.mean(-1, keepdim=True)  # noqa: E731
+SPELLED: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
+    "deviation and eps": (lambda x: _CENTRED(x) / (x.std(-1, keepdim=True) + 0.1), 10.0),
+    "deviation of all entries": (lambda x: _CENTRED(x) / (x.std(-1, False, keepdim=True) + 0.1), 10.0),
+    "variance": (lambda x: _CENTRED(x) / torch.sqrt(x.var(-1, keepdim=True) + 0.01), 10.0),
+    "variance of all entries": (
+        lambda x: _CENTRED(x) * torch.rsqrt(x.var(-1, correction=0, keepdim=True) + 0.01),
+        10.0,
+    ),
+    "norm and eps": (lambda x: x / (_norm(x) + 0.1), 10.0),
+    "times a reciprocal": (lambda x: x * (1 / (_norm(x) + 0.1)), 10.0),
+    "root mean square and eps": (lambda x: x / (x.square().mean(-1, keepdim=True).sqrt() + 0.1), 10.0),
+    "share of a norm and eps": (lambda x: x / (_norm(x) * 4**-0.5 + 0.1), 10.0),
+    "norm over a number and eps": (lambda x: x / (_norm(x) / 2 + 0.1), 10.0),
+    "squares and eps": (lambda x: x / torch.sqrt(x.square().sum(-1, keepdim=True) + 0.01), 10.0),
+    "ball by a reciprocal": (lambda x: x * (0.3 / _norm(x)).clamp(max=1.0), 1.0),
+    "softsign": (lambda x: x / (1 + x.abs()), 1.0),
+    "leaky": (lambda x: torch.where(x > 0, x, 0.1 * x), 1.0),
+    "steeper below": (lambda x: torch.where(x <= 0, -3.0 * x, x), 3.0),
+}
+"""Forms that models spell out, and their constants."""
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_spelled_out_functions_have_their_constant(name):
+    function, constant = SPELLED[name]
+    model, example = Net(lambda _, x: function(x)), torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    certificate = certify(model, example, radius=2.0)
+    assert certificate.l2_lipschitz == pytest.approx(constant, rel=1e-12)
+    assert certificate.l2_lipschitz >= constant * (1 - 1e-15)
+    # from short vectors to long ones: where a floor is all, and where it is nothing
+    sizes = torch.logspace(-4, 0, 50, dtype=torch.float64)[:, None, None]
+    x = (
+        2
+        * sizes
+        * torch.nn.functional.normalize(torch.randn(50, 3, 4, generator=torch.Generator().manual_seed(1)), dim=-1)
+    )
+    jacobian = torch.func.vmap(torch.func.jacrev(function))(x[:, :1].double()).flatten(1, 3).flatten(2)
+    found = float(torch.linalg.matrix_norm(jacobian, 2).max())
+    assert 0.95 * constant < found <= constant * (1 + 1e-9)
+    largest = max(float(row.bounds.radius.max()) for row in certificate.rows[-1:])
+    assert float(function(x).norm(dim=-1).max()) <= largest
 
 
 @cache

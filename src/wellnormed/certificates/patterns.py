@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import fx
@@ -13,25 +14,44 @@ from wellnormed.certificates.moves import pick
 from wellnormed.certificates.operations.activation import apply
 from wellnormed.certificates.operations.attention import attend
 from wellnormed.certificates.operations.linear import convex_potential
-from wellnormed.certificates.operations.normalization import normalize, project, to_unit
+from wellnormed.certificates.operations.normalization import axes_of, normalize, project, standardize, to_unit
 from wellnormed.certificates.rounding import rounds
 from wellnormed.program.operation import name_of
 from wellnormed.proof.value import Value
 
 _DIV = "div.Tensor div.Scalar"
-_MEAN_SQUARE = op("mean.dim", SQUARE, Anything("dims"), True, rest="mean_rest")
-_FLOORED = add(_MEAN_SQUARE, Number("eps"))
-_ROOT = (
-    mul(X, op("rsqrt.default", _FLOORED)),
-    mul(X, op("pow.Tensor_Scalar", _FLOORED, -0.5)),
-    op(_DIV, X, op("sqrt.default", _FLOORED)),
-    mul(X, op("reciprocal.default", op("sqrt.default", _FLOORED))),
-)
+_OVER, _EPS, _CORRECTION = Anything("dims"), Number("eps"), Anything("correction")
+
+
+def _by(x: Any, divisor: Any) -> tuple[Op, ...]:
+    """`x / divisor`, in the forms in which it is written."""
+    wide = op("expand_as.default", divisor, X), op("expand.default", divisor, Anything("shape"))
+    inverse = op("reciprocal.default", divisor)
+    return op(_DIV, x, (divisor, *wide)), mul(x, (inverse, mul(inverse, 1)))
+
+
+def _by_root(x: Any, squared: Any) -> tuple[Op, ...]:
+    """`x / sqrt(squared)`."""
+    root = op("sqrt.default", squared)
+    return mul(x, op("rsqrt.default", squared)), mul(x, op("pow.Tensor_Scalar", squared, -0.5)), *_by(x, root)
+
+
+def _spread(measure: str) -> tuple[Op, ...]:
+    """The standard deviation or the variance of x over some axes, which stay."""
+    of = f"{measure}.correction"
+    return op(f"{measure}.dim", X, _OVER, _CORRECTION, True), op(of, X, _OVER, correction=_CORRECTION, keepdim=True)
+
+
+_MEAN_SQUARE = op("mean.dim", SQUARE, _OVER, True, rest="mean_rest")
 _SCALED_MEAN_SQUARE = (mul(_MEAN_SQUARE, Number("scale")), _MEAN_SQUARE)
 _BALL = mul(X, op("rsqrt.default", op("clamp.default clamp_min.default", _SCALED_MEAN_SQUARE, 1)))
-_LENGTH = op("linalg_vector_norm.default", X, 2, Anything("dims"), True, rest="norm_rest")
-_FLOOR = op("clamp_min.default clamp.default", _LENGTH, Number("eps"))
-_UNIT = op(_DIV, X, (_FLOOR, op("expand_as.default", _FLOOR, X), op("expand.default", _FLOOR, Anything("shape"))))
+_SUM = op("sum.dim_IntList", SQUARE, _OVER, True, rest="sum_rest")
+_LENGTH = op("linalg_vector_norm.default", X, 2, _OVER, True, rest="norm_rest"), op("sqrt.default", _SUM)
+_INVERSE = op("reciprocal.default", _LENGTH)
+_RADIAL = mul(X, op("clamp.default", (mul(_INVERSE, Number("radius")), _INVERSE), None, 1))
+_SHARED = mul(_LENGTH, Number("share")), op(_DIV, _LENGTH, Number("count")), _LENGTH
+_UNIT = _by(X, (op("clamp_min.default clamp.default", _LENGTH, _EPS), add(_SHARED, _EPS)))
+_CENTRED = op("sub.Tensor", X, op("mean.dim", X, _OVER, True, rest="mean_rest"))
 _CUBE = (op("pow.Tensor_Scalar", X, 3), mul(mul(X, X), X))
 _TANH = op("tanh.default", mul(add(X, mul(_CUBE, 0.044715)), math.sqrt(2 / math.pi)))
 _ERF = op("erf.default", (op(_DIV, X, math.sqrt(2)), mul(X, 1 / math.sqrt(2)), mul(X, math.sqrt(0.5))))
@@ -64,11 +84,35 @@ def _bias(f: Mapping[str, Any]) -> Any:
     return next(iter(f.get("bias", [])), None)
 
 
+def _by_mean_square(ledger: Ledger, f: Mapping[str, Any]) -> Value:
+    """`x / (root of the mean square + eps)`."""
+    count = math.prod(f["x"].shape[d] for d in axes_of(f["x"], f["dims"]))
+    return to_unit(ledger, f["x"], f["dims"], f["eps"], 1 / math.sqrt(count))
+
+
+def _standardized(ledger: Ledger, f: Mapping[str, Any], squared: bool) -> Value:
+    return standardize(ledger, f["x"], f["dims"], float(f["correction"]), f["eps"], squared=squared)
+
+
+_SLOPED = mul(X, Number("slope"))
+_LEAKY = tuple(
+    op("where.self", op(f"{names}.Scalar", X, 0), *branches)
+    for pair, branches in (("gt ge", (X, _SLOPED)), ("lt le", (_SLOPED, X)))
+    for names in pair.split()
+)
+"""`leaky_relu` by a comparison."""
 Lowering = Callable[[Ledger, Mapping[str, Any]], Value]
 PATTERNS: list[tuple[Any, Lowering]] = [
-    (_ROOT, lambda ledger, f: normalize(ledger, f["x"], f["dims"], f["eps"])),
-    (_BALL, lambda ledger, f: project(ledger, f["x"], f["dims"], f.get("scale", 1.0))),
-    (_UNIT, lambda ledger, f: to_unit(ledger, f["x"], f["dims"], f["eps"])),
+    (_by_root(X, add(_MEAN_SQUARE, _EPS)), lambda ledger, f: normalize(ledger, f["x"], f["dims"], f["eps"])),
+    (_by_root(X, add(_SUM, _EPS)), lambda ledger, f: to_unit(ledger, f["x"], f["dims"], f["eps"], squared=True)),
+    (_by_root(_CENTRED, add(_spread("var"), _EPS)), partial(_standardized, squared=True)),
+    (_by(_CENTRED, add(_spread("std"), _EPS)), partial(_standardized, squared=False)),
+    (_BALL, lambda ledger, f: project(ledger, f["x"], f["dims"], scale=f.get("scale", 1.0))),
+    (_RADIAL, lambda ledger, f: project(ledger, f["x"], f["dims"], radius=f.get("radius", 1.0))),
+    (_UNIT, lambda ledger, f: to_unit(ledger, f["x"], f["dims"], f["eps"], f.get("share", 1 / f.get("count", 1.0)))),
+    (_by(X, add(op("sqrt.default", _MEAN_SQUARE), _EPS)), _by_mean_square),
+    (op(_DIV, X, add(op("abs.default", X), 1)), lambda ledger, f: apply(ledger, "softsign", f["x"])),
+    (_LEAKY, lambda ledger, f: apply(ledger, "leaky_relu", f["x"], f["slope"])),
     (_gated(_TANH), lambda ledger, f: apply(ledger, "gelu_tanh", f["x"])),
     (_gated(_ERF), lambda ledger, f: apply(ledger, "gelu", f["x"])),
     (mul(X, _SIGMOID), lambda ledger, f: apply(ledger, "silu", f["x"])),

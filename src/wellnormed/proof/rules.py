@@ -133,7 +133,7 @@ def _ball(row: Inference, *, scale: Positive, over: Axes) -> Bounds:
 
 
 def _unit(row: Inference, *, eps: Positive, over: Axes) -> Bounds:
-    """`x / max(|x|, eps)`."""
+    """`x / max(|x|, eps)`, `x / (|x| + eps)` or `x / sqrt(|x|^2 + eps^2)`, whose slopes are at most 1 / eps."""
     row.keeps_shape()
     (x,), vectors, slope = row.bounds, row.entries() // row.along(over), ONE / eps
     radius = least(slope * x.radius, root(vectors))

@@ -82,7 +82,10 @@ def power(ledger: Ledger, x: Value, exponent: float) -> Value:
 def divide(ledger: Ledger, a: Operand, b: Operand) -> Value:
     """`a / b`, where b is a number or a stored tensor."""
     if not isinstance(a, Value) or isinstance(b, Value):
-        raise ledger.refuse("its divisor depends on the input, and may come near 0; divide by a constant")
+        raise ledger.refuse(
+            "its divisor depends on the input, and may come near 0; divide by a constant, or x by its own norm plus a "
+            "positive number"
+        )
     return moves.times(ledger, a, b, divide=True)
 
 

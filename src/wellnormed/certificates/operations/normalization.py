@@ -133,15 +133,20 @@ def _by_channel(ledger: Ledger, x: Value, weight: Stored | None, bias: Stored | 
     return _scaled(ledger, x, *channels)
 
 
-def project(ledger: Ledger, x: Value, dims: Sequence[int] | int | None, scale: float) -> Value:
-    """`x / sqrt(max(1, scale mean(x^2)))` over some axes.
+def project(
+    ledger: Ledger, x: Value, dims: Sequence[int] | int | None, *, scale: float | None = None, radius: float = 1.0
+) -> Value:
+    """`x / sqrt(max(1, scale mean(x^2)))` over some axes, or `x min(1, radius / |x|)`.
 
     It is the projection onto the ball of all vectors with a root mean square of at most `scale^(-1/2)`.
     """
-    if not scale > 0:
-        raise ledger.refuse(f"it multiplies the mean square by {scale}, which is not positive")
     dims = axes_of(x, dims)
     entries = math.prod(x.shape[d] for d in dims)
+    if not radius > 0:
+        raise ledger.refuse(f"it divides {radius} by a norm, which is not positive")
+    scale = entries / radius**2 * (1 - 2.0**-50) if scale is None else scale
+    if not 0 < scale < math.inf:
+        raise ledger.refuse(f"it multiplies the mean square by {scale}, which is not positive and finite")
     constants = {"scale": float(scale), "over": dims}
     with rounding_up():
         idle = all(r * r * Decimal(scale) <= entries for r in ledger.bounds(x, dims).radius.flat)
@@ -174,13 +179,34 @@ def euclidean_norm(
     return result if keepdim else moves.pick(ledger, result, lambda t: t.squeeze(tuple(dims)))
 
 
-def to_unit(ledger: Ledger, x: Value, dims: Sequence[int] | int | None, eps: float) -> Value:
-    """`x / max(|x|, eps)` over some axes."""
-    if not eps > 0:
+def to_unit(
+    ledger: Ledger, x: Value, dims: Sequence[int] | int | None, eps: float, share: float = 1.0, *, squared: bool = False
+) -> Value:
+    """`x / max(|x|, eps)`, `x / (share |x| + eps)`, or if `squared` `x / sqrt(share^2 |x|^2 + eps)`, over some axes."""
+    if not (eps > 0 and share > 0):
         raise ledger.refuse(f"eps={eps} lets it divide by numbers near 0; pass a positive eps")
+    dims, floor = axes_of(x, dims), math.sqrt(eps) if squared else float(eps)
+    if share != 1 or squared:
+        floor *= (1 - 2.0**-50) / share
+    constants = {"eps": floor, "over": dims}
+    result = ledger.derive("unit", [(x, with_inner_axes(x, dims))], shape=x.shape, constants=constants)
+    return result if share == 1 else moves.times(ledger, result, (1 + 2.0**-50) / share)
+
+
+def standardize(
+    ledger: Ledger, x: Value, dims: Sequence[int] | int | None, correction: float, eps: float, *, squared: bool
+) -> Value:
+    """`(x - mean) / (deviation + eps)` over some axes, or `(x - mean) / sqrt(variance + eps)` if `squared`."""
     dims = axes_of(x, dims)
-    constants = {"eps": float(eps), "over": dims}
-    return ledger.derive("unit", [(x, with_inner_axes(x, dims))], shape=x.shape, constants=constants)
+    share = 1 / math.sqrt(_freedom(ledger, x, dims, correction))
+    return to_unit(ledger, centre(ledger, x, dims), dims, eps, share, squared=squared)
+
+
+def _freedom(ledger: Ledger, x: Value, dims: list[int], correction: float) -> float:
+    freedom = math.prod(x.shape[d] for d in dims) - correction
+    if not freedom > 0:
+        raise ledger.refuse(f"it divides by {freedom}; take it over more entries, or pass correction=0")
+    return freedom
 
 
 @operation("aten.hypot.default")
@@ -210,9 +236,7 @@ def deviation(
     has none at 0.
     """
     dims = axes_of(x, dim)
-    freedom = math.prod(x.shape[d] for d in dims) - (unbiased if correction is None else correction)
-    if not freedom > 0:
-        raise ledger.refuse(f"it divides by {freedom}; take it over more entries, or pass correction=0")
+    freedom = _freedom(ledger, x, dims, unbiased if correction is None else correction)
     norm = euclidean_norm(ledger, centre(ledger, x, dims), 2, dims, keepdim)
     return moves.times(ledger, norm, math.nextafter(math.sqrt(freedom), 0.0), divide=True)
 
