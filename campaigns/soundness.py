@@ -292,7 +292,7 @@ class Attack:
             if distance > 1e-6 * self.radius:
                 moved = self.function.every(other)
                 self.measurement.norms(moved, where)
-                changes = {name: moved[name] - values[name] for name in values}
+                changes = {name: moved[name] - each for name, each in values.items() if each.is_floating_point()}
                 self.measurement.gains(changes, distance, f"{where}, over a distance of {distance}", ROUNDING * 1e-3)
 
     def stretch(self, part: Every, x: Point) -> None:

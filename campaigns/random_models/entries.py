@@ -83,17 +83,18 @@ for _name, _function in _ACTIVATIONS.items():
 
 
 def _with_number(name: str, low: float, high: float, function: Callable[[Tensor, float], Tensor]) -> None:
-    """An activation with a setting, of either sign."""
+    """An activation with a setting, of either sign, which float32 holds: torch rounds others, as a certificate does."""
 
     @layer("activation", name=name)
     def build(draw: Draw, shape: Shape) -> nn.Module:
-        number = draw.between(low, high) * draw.choice([1.0, -1.0])
+        number = math.ldexp(round(draw.between(low, high) * 2**16), -16) * draw.choice([1.0, -1.0])
         return Layer(lambda s, x: function(x, number))
 
     _ = build
 
 
 _with_number("leaky relu", 0.01, 3.0, F.leaky_relu)
+_with_number("leaky relu, by a comparison", 0.01, 3.0, lambda x, a: torch.where(x > 0, x, a * x))
 _with_number("elu", 0.1, 3.0, F.elu)
 _with_number("celu", 0.1, 3.0, lambda x, a: F.celu(x, abs(a)))
 _with_number("silu, steep", 0.2, 5.0, lambda x, a: x * torch.sigmoid(a * x))
@@ -261,6 +262,36 @@ def _rms_norm_spelled(draw: Draw, shape: Shape) -> nn.Module:
 def _unit_vectors(draw: Draw, shape: Shape) -> nn.Module:
     eps, axis = draw.choice([1e-3, 0.1, 1.0, 5.0]), draw.whole(1, len(shape) - 1)
     return Layer(lambda s, x: F.normalize(x, dim=axis, eps=eps))
+
+
+@layer("normalization")
+def _by_norm_and_eps(draw: Draw, shape: Shape) -> nn.Module:
+    eps, axis, form = draw.choice([1e-3, 0.1, 1.0]), draw.whole(1, len(shape) - 1), draw.whole(0, 3)
+
+    def function(_: Any, x: Tensor) -> Tensor:
+        squares, norm = x.square().sum(axis, keepdim=True), x.norm(dim=axis, keepdim=True)
+        forms = (
+            lambda: x / (norm + eps), lambda: x * (1 / (norm / 3 + eps)), lambda: x / (squares + eps).sqrt(),
+            lambda: x / (x.square().mean(axis, keepdim=True).sqrt() + eps),
+        )  # fmt: skip
+        return forms[form]()
+
+    return Layer(function)
+
+
+@layer("normalization")
+def _by_deviation(draw: Draw, shape: Shape) -> nn.Module:
+    if max(shape[1:]) == 1:  # where torch's derivative is 0 / 0
+        return _by_norm_and_eps(draw, shape)
+    eps, squared = draw.choice([1e-3, 0.1, 1.0]), draw.chance()
+    axis = draw.choice([axis for axis in range(1, len(shape)) if shape[axis] > 1])
+    correction = draw.whole(0, 1)
+
+    def function(_: Any, x: Tensor) -> Tensor:
+        centred, over = x - x.mean(axis, keepdim=True), {"dim": axis, "correction": correction, "keepdim": True}
+        return centred * torch.rsqrt(x.var(**over) + eps) if squared else centred / (x.std(**over) + eps)
+
+    return Layer(function)
 
 
 @layer("normalization")
