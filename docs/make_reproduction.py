@@ -31,11 +31,11 @@ Figures and a table are drawn at the end. Some experiments read what text there 
 in `$WELLNORMED_DATA`, else the plays that the package installs; a command that would add rows of another
 text is refused.
 
-Below are the committed rows. The preset `paper` is a paper's own setting, judged "reached" or "not reached". Where
-`cpu` is smaller, the verdict is about the shape of a curve. Nothing is judged where nothing was published, or where
-size or number of runs forbid a comparison; such lines stand in `table.md` beside the rows, with the number of runs.
-Intervals reach from the least to the largest value over the seeds. "(log)" marks numbers that are in a paper's released
-logs and not in its text."""
+Below are the committed rows, each with its command and commit. The preset `paper` is a paper's own setting, judged
+"reached" or "not reached". Where `cpu` is smaller, the verdict is about the shape of a curve. Nothing is judged where
+nothing was published, or where size or number of runs forbid a comparison; such lines stand in `table.md` beside the
+rows, with the number of runs. Intervals reach from the least to the largest value over the seeds. "(log)" marks
+numbers that are in a paper's released logs and not in its text."""
 
 
 def finished(experiment: Experiment, preset: Preset) -> list[Row]:
@@ -106,8 +106,7 @@ def section(experiment: Experiment, preset: Preset, rows: list[Row]) -> Iterator
     yield from (
         "",
         f"[rows](../results/reproduce/{name}/rows.jsonl): "
-        f"`{rows[0]['command']}`; {len(rows):,} cells, {seeds} seed{'s' * (seeds > 1)}, {minutes:.1f} minutes; "
-        f"{machines}; {commits}.",
+        f"{len(rows):,} cells, {seeds} seed{'s' * (seeds > 1)}, {minutes:.1f} minutes; {machines}; {commits}.",
     )
     if judged:
         counts = Counter(verdict.verdict for verdict in judged)
