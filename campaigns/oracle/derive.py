@@ -50,16 +50,18 @@ class _Oracle:
         constants = row.constants | {"shape": row.shape, "axes": row.axes}
         if row.operation == "attention" and len(inputs) == 4:
             constants |= _heads(row, inputs)
+        if row.operation == "product":
+            constants["functions"] = [_function(x) for x in inputs]
         if row.operation == "lipsdp":
             assert is_proved(self.rows, row, self.tensors), row.name
         bounds = collapse(PRIMITIVES[row.operation](reads, constants, row.claims))
         self.bounds[row.name] = bounds
-        linear, cut = None, None
+        linear, function, cut = None, row.constants.get("function"), None
         if row.operation == "linear":
             weight = row.claims[0]
             linear = Linear(inputs[0], weight.tensors[0], bool(weight.constants.get("transposed")), len(row.claims) > 1)
             cut = self._parts(row)
-        return Value(row.name, row.shape, (Term(Base(row.name, row.shape, row.axes, bounds, linear, cut)),))
+        return Value(row.name, row.shape, (Term(Base(row.name, row.shape, row.axes, bounds, linear, function, cut)),))
 
     def _parts(self, row: Row) -> Any:
         def cut(parts: int) -> Base:
@@ -107,6 +109,12 @@ class _Oracle:
             gone = np.zeros(size, dtype=bool) if isinstance(table, int) else line < 0
             total, missing = total + np.where(gone, 0, line).reshape(view), missing | gone.reshape(view)
         return torch.from_numpy(np.where(missing, -1, total))
+
+
+def _function(x: Value) -> str | None:
+    """The function of which every entry of a value is a result, or zero."""
+    plain = len(x.terms) == 1 and isinstance(x.terms[0].base, Base) and x.terms[0].factor is None
+    return x.terms[0].base.function if plain else None
 
 
 def _heads(row: Row, inputs: list[Value]) -> dict[str, Any]:

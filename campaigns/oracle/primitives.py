@@ -128,10 +128,36 @@ def _bound_shift(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[C
 
 @primitive("product")
 def _bound_product(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """`|d(ab)| <= |a|_inf |db| + |b|_inf |da|`, in the Euclidean norm."""
+    """`|d(ab)| <= |a|_inf |db| + |b|_inf |da|`, in the Euclidean norm.
+
+    If a is a sigmoid s or the like, its derivative is small where it is large: for any numbers p and q,
+    `|s p + 4 s (1 - s) q| <= sqrt(p^2 + share q^2)`.
+    """
     a, b = (read.bounds for read in reads)
     radius = least(a.largest * b.radius, a.radius * b.largest)
-    return Bounds(radius, a.largest * b.gain + b.largest * a.gain, a.largest * b.largest)
+    gain = a.largest * b.gain + b.largest * a.gain
+    for name, x, y in zip(c["functions"], (a, b), (b, a), strict=True):
+        if name in SHARES:
+            gain = least(gain, hypotenuse(y.gain, SHARES[name] * (y.largest * x.gain)))
+    return Bounds(radius, gain, a.largest * b.largest)
+
+
+SHARES = {"sigmoid": root_up(_d("1.4427191")), "tanh": ONE, "sin": ONE, "cos": ONE}
+"""Roots of the shares of `_bound_product`."""
+
+
+@primitive("mixture")
+def _mixture(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
+    """`s a + (1 - s) b` for a sigmoid s.
+
+    With `|a - b| <= D`, the row `(s, 1 - s, sqrt(8) s (1 - s))` multiplies `(da, db, D dx / sqrt(8))`. Its norm is at
+    most 1.
+    """
+    x, a, b = (read.bounds for read in reads)
+    largest, change = np.maximum(a.largest, b.largest), (a.largest + b.largest) * x.gain
+    entries = math.prod(reads[0].shape[axis] for axis in reads[0].axes)
+    gain = least(hypotenuse(hypotenuse(a.gain, b.gain), change / root_up(8)), a.gain + b.gain + change / 4)
+    return Bounds(least(hypotenuse(a.radius, b.radius), largest * root_up(entries)), gain, largest)
 
 
 @primitive("elementwise")

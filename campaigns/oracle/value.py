@@ -65,6 +65,8 @@ class Base:
     """Axes of a group, rising."""
     bounds: Bounds
     linear: Linear | None = None
+    function: str | None = None
+    """The function of every entry whose results these are."""
     cut: "Callable[[int], Base] | None" = None
     """Number of equal parts -> the base whose groups are those parts of the last axis, each with a bound of its own."""
 
@@ -142,7 +144,7 @@ class Value:
     def apart(self) -> "Value":
         """The same entries, of bases of their own, of which nothing is known but their bounds."""
         whole = {id(term.base): term.base for term in self.terms if isinstance(term.base, Base)}
-        own = {key: replace(base, linear=None) for key, base in whole.items()}
+        own = {key: replace(base, linear=None, function=None) for key, base in whole.items()}
         return replace(self, terms=tuple(replace(t, base=own.get(id(t.base), t.base)) for t in self.terms))
 
     def spread(self, name: str, shape: tuple[int, ...]) -> "Value":

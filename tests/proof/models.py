@@ -94,6 +94,8 @@ def small(name: str) -> tuple[nn.Module, Tensor]:
         pair = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, norm_first=True), torch.randn(2, 3, 16)
     elif name == "lstm":
         pair = Function(lambda self, x: self.cell(x)[0], cell=nn.LSTM(6, 4, batch_first=True)), x[:, :2]
+    elif name == "gru":
+        pair = Function(lambda self, x: self.cell(x)[0], cell=nn.GRU(6, 4, batch_first=True)), x[:, :2]
     elif name == "convolutions":
         first = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2)]
         second = [nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=2), nn.GroupNorm(2, 8), nn.AvgPool2d(2)]
@@ -134,6 +136,6 @@ def constraints_of(name: str, model: nn.Module) -> Constraints | None:
 
 NAMES = (
     "mlp", "attention", "attention with biases", "gpt", "rotary gpt", "potential gpt", "encoder", "lstm", "moves",
-    "convolutions", "transposed convolution", "convolution of tokens", "mixing", "gates", "activations",
+    "convolutions", "transposed convolution", "convolution of tokens", "mixing", "gates", "activations", "gru",
     "within caps", "rounded", "network",
 )  # fmt: skip

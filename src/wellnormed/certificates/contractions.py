@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 from torch import fx
 
 from wellnormed.certificates import matching, moves
@@ -16,11 +17,10 @@ from wellnormed.certificates.axes import inner_axes
 from wellnormed.certificates.ledger import Ledger
 from wellnormed.certificates.matching import SQUARE, Anything, Found, Number, Op, X, match, op, square
 from wellnormed.certificates.operations.activation import apply
-from wellnormed.certificates.operations.elementwise import add, multiply
+from wellnormed.certificates.operations.movement import as_value
 from wellnormed.certificates.operations.normalization import centre, euclidean_norm, smooth_norm
 from wellnormed.certificates.operations.selection import larger, paired, settings_of, windows
 from wellnormed.certificates.patterns import Lowering
-from wellnormed.proof.decimals import float_up
 from wellnormed.proof.value import Value
 
 Y = Anything("y")
@@ -83,16 +83,12 @@ _MIXTURE = op("add.Tensor", _DIFFERENCE, _SECOND, either_order=True)
 
 
 def _mixture(ledger: Ledger, f: Mapping[str, Any]) -> Value:
-    """`a sigmoid(x) + b sigmoid(-x)`: in the other form, b would count twice.
-
-    It lies between a and b, so a clamp to their range leaves it as it is: the state of a unit does not grow.
-    """
-    first = multiply(ledger, apply(ledger, "sigmoid", f["x"]), f["first"])
-    total = add(ledger, first, multiply(ledger, _complement(ledger, f), f["second"]))
-    if not all(isinstance(f[name], Value) for name in ("first", "second")):
-        return total
-    most = float_up(max(ledger.bounds(f[name], inner_axes(f[name])).largest.max() for name in ("first", "second")))
-    return apply(ledger, "clamp", total, -most, most) if most < math.inf else total
+    """`a sigmoid(x) + b sigmoid(-x)`: in the other form, b would count twice. It lies between a and b."""
+    parts = [as_value(ledger, f[name]) for name in ("x", "first", "second")]
+    shape = np.broadcast_shapes(*(each.shape for each in parts))
+    wide = [moves.spread(ledger, each, shape) for each in parts]
+    axes = inner_axes(*wide)
+    return ledger.derive("mixture", [(each, axes) for each in wide], shape=shape)
 
 
 def _complement(ledger: Ledger, f: Mapping[str, Any]) -> Value:

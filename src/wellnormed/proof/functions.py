@@ -47,6 +47,9 @@ FUNCTIONS: dict[str, tuple[str, str, str, str, str | None]] = {
     "mish": ("-0.112526122389462556407328", "1.088498161251727861228294", "1", "0", None),
 }
 """Name -> least and largest slope, growth, value at zero and ceiling of the functions without settings."""
+COUPLINGS = {"tanh": ONE, "sin": ONE, "cos": ONE, "sigmoid": Decimal("1.442719099991587856366947")}
+"""Name -> the least k with `f(x)^2 + (f'(x) / slope)^2 / k <= 1` for all x: where f is large, it is flat. For sigmoid,
+with `s = f(x)` it is the largest `16 s^2 (1 - s) / (1 + s)`, which is `8 (5 sqrt(5) - 11)`, at the golden section."""
 SETTINGS = {"leaky_relu": 1, "elu": 3, "clamp": 2, "clamp_min": 1, "clamp_max": 1}
 """Name -> number of settings of the others."""
 

@@ -5,7 +5,8 @@ from decimal import Decimal
 
 import numpy as np
 
-from wellnormed.proof.decimals import ONE, TWO, decimals, least, root
+from wellnormed.proof.decimals import ONE, TWO, decimals, least, root, roots
+from wellnormed.proof.functions import COUPLINGS
 from wellnormed.proof.inference import Inference, bias_of, map_of, weight_of
 from wellnormed.proof.reading import Axes, CheckError, Size, Sizes, require
 from wellnormed.proof.rows import Bounds
@@ -71,11 +72,27 @@ def matrix_product(row: Inference) -> Bounds:
 
 
 def product(row: Inference) -> Bounds:
-    """The product of two values, entry by entry."""
+    """The product of two values, entry by entry.
+
+    The sizes and slopes of some functions are coupled: `f(x)^2 + (f'(x) / slope)^2 / k <= 1`. So for an entry of
+    `f(x) b`, by Cauchy and Schwarz, `(f(x) db + b f'(x) dx)^2 <= db^2 + k b^2 (slope dx)^2`; and the gain of f(x) is
+    slope times that of x.
+    """
     row.keeps_shape(inputs=2)
     a, b = row.bounds
-    radius = least(a.largest * b.radius, a.radius * b.largest)
-    return Bounds(radius, a.largest * b.gain + b.largest * a.gain, a.largest * b.largest)
+    gain = a.largest * b.gain + b.largest * a.gain
+    for x, own, other in zip(row.inputs, (a, b), (b, a), strict=True):
+        if k := _coupling(x):
+            steep = other.largest * own.gain
+            gain = least(gain, roots(other.gain * other.gain + k * steep * steep))
+    return Bounds(least(a.largest * b.radius, a.radius * b.largest), gain, a.largest * b.largest)
+
+
+def _coupling(x: Value) -> Decimal | None:
+    """The coupling of the function whose results, or zeros, the entries of a value are; None for any other value."""
+    (term, *others) = x.terms
+    row = term.base.inference if isinstance(term.base, Base) and term.factor is None and not others else None
+    return COUPLINGS.get(row.constants.get("function")) if row else None
 
 
 def convolution(

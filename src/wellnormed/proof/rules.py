@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from wellnormed.proof.attention import attention
-from wellnormed.proof.decimals import ONE, TWO, UP, ZERO, decimals, least, root
+from wellnormed.proof.decimals import ONE, TWO, UP, ZERO, decimals, least, root, roots
 from wellnormed.proof.functions import shape_of
 from wellnormed.proof.inference import Inference
 from wellnormed.proof.lipsdp import lipsdp
@@ -103,7 +103,10 @@ def _shift(row: Inference, *, over: Axes | None = None) -> Bounds:
 
 
 def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = ()) -> Bounds:
-    """A function of every entry, with its settings; the claim of a learned slope says that no slope exceeds it."""
+    """A function of every entry, with its settings; the claim of a learned slope says that no slope exceeds it.
+
+    `product` rests on a gain that is the largest slope, wherever x lies, times that of x.
+    """
     row.keeps_shape(claims=(0, 1))
     shape = shape_of(function, *numbers)
     if row.claims:
@@ -114,6 +117,20 @@ def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = 
     if shape.ceiling is not None:
         radius, largest = least(radius, shape.ceiling * count), least(largest, shape.ceiling)
     return Bounds(radius, shape.slope * x.gain, largest)
+
+
+def _mixture(row: Inference) -> Bounds:
+    """`s a + (1 - s) b` with `s = sigmoid(x)`, entry by entry, which lies between a and b.
+
+    Let `w = s (1 - s) <= 1/4` and `D >= |a - b|`. As `s^2 + (1 - s)^2 + 8 w^2 = 1 - 2 w + 8 w^2 <= 1`, by Cauchy and
+    Schwarz `(s da + (1 - s) db + (a - b) w dx)^2 <= da^2 + db^2 + (D dx)^2 / 8`.
+    """
+    row.keeps_shape(inputs=3)
+    x, a, b = row.bounds
+    most, apart = np.maximum(a.largest, b.largest), (a.largest + b.largest) * x.gain
+    radius = least(roots(a.radius * a.radius + b.radius * b.radius), most * root(row.entries()))
+    joint = roots(a.gain * a.gain + b.gain * b.gain + apart * apart / 8)
+    return Bounds(radius, least(joint, a.gain + b.gain + apart / 4), most)
 
 
 def _normalization(row: Inference, *, eps: Positive, over: Axes) -> Bounds:
@@ -160,6 +177,6 @@ RULES: dict[str, Callable[..., Bounds]] = {
     "matrix_product": matrix_product, "product": product, "elementwise": _elementwise, "ball": _ball, "unit": _unit,
     "normalization": _normalization, "softmax": _softmax, "log_softmax": _log_softmax, "attention": attention,
     "scaling": _scaling, "shift": _shift, "convolution": convolution, "convex_potential": convex_potential,
-    "margin": margin, "lipsdp": lipsdp,
+    "margin": margin, "mixture": _mixture, "lipsdp": lipsdp,
 }  # fmt: skip
 """Name of a primitive -> its rule."""
