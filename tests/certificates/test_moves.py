@@ -1,19 +1,22 @@
 """Every move: its row and its value say the same as torch does, entry by entry."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from wellnormed.certificates import certify
 from wellnormed.certificates.ledger import Ledger, Stored
 from wellnormed.certificates.operations import movement
 from wellnormed.program.operation import name_of, record_of
 from wellnormed.proof import Row
 from wellnormed.proof.value import Base, Value
 
-from .adversary import begin
+from .adversary import Net, attack, begin
 
 aten = torch.ops.aten
 _I = torch.tensor
@@ -285,3 +288,47 @@ def test_random_positions(seed):
 def test_names_are_those_of_operations():
     assert all(record_of(f"aten.{name}") is not None or movement._overload(name) is None for name in CASES)
     assert name_of(aten.view.default) == "aten.view.default"
+
+
+def _beside(*functions: Callable[[Tensor], Tensor], dim: int = -1) -> nn.Module:
+    def model(_: nn.Module, x: Tensor) -> Tensor:
+        parts = x.chunk(len(functions), dim)
+        return torch.cat([f(part) for f, part in zip(functions, parts, strict=True)], dim)
+
+    return Net(model)
+
+
+def _assigned(_: nn.Module, x: Tensor) -> Tensor:
+    y = x.clone()
+    y[..., 1] = F.leaky_relu(y[..., 1], 0.5)
+    return y
+
+
+_TWICE = Net(lambda _, x: torch.cat([x[..., :2].abs(), x[..., :2]], -1))
+
+
+@pytest.mark.parametrize(("model", "shape", "constant"), [
+    (_beside(torch.abs, lambda x: x), (1, 3, 4), 1.0),
+    (_beside(F.relu, lambda x: -3 * x.abs()), (1, 3, 4), 3.0),
+    (_beside(lambda x: torch.tanh(F.gelu(x)), F.relu6, lambda x: 0.5 * torch.sin(x)), (1, 3, 6), 1.1289042),
+    (_beside(torch.abs, lambda x: x, dim=1), (1, 4, 2, 2), 1.0),
+    (Net(lambda _, x: torch.stack([x[..., :2].abs(), x[..., 2:]], -1).flatten(-2)), (1, 3, 4), 1.0),
+    (Net(lambda _, x: torch.where(torch.arange(4) % 2 == 0, x.relu(), x)), (1, 3, 4), 1.0),
+    (Net(_assigned), (1, 3, 4), 1.0),
+    (_TWICE, (1, 3, 4), math.sqrt(2)),
+    (Net(lambda _, x: x + x.relu()), (1, 3, 4), 2.0),
+], ids=["halves", "scaled", "chains", "channels", "stacked", "chosen", "assigned", "twice", "overlapping"])  # fmt: skip
+def test_functions_of_entries_put_together_cost_the_largest_of_them(model, shape, constant):
+    """Each part alone may move by as much as all: bounded apart, two halves cost the root of 2."""
+    x = torch.zeros(shape)
+    assert certify(model, x).l2_lipschitz == pytest.approx(constant, rel=1e-7)
+    if model.function is not _assigned:  # which changes what its derivative needs
+        for radius in (0.1, 3.0):
+            attack(model, x, radius, steps=10, restarts=2)
+
+
+def test_only_functions_that_keep_zero_are_put_together():
+    """A sigmoid is 1/2 at 0, so it is no contraction, and has a bound beside the other half's."""
+    model = _beside(torch.sigmoid, lambda x: x)
+    assert certify(model, torch.zeros(1, 3, 4)).l2_lipschitz == pytest.approx(math.sqrt(1 + 1 / 16), rel=1e-7)
+    attack(model, torch.zeros(1, 3, 4), steps=10, restarts=2)

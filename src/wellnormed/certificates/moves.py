@@ -17,8 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wellnormed.certificates.axes import inner_axes
 from wellnormed.certificates.ledger import Ledger, Stored
-from wellnormed.proof.value import Value
+from wellnormed.proof.decimals import float_up
+from wellnormed.proof.functions import shape_of
+from wellnormed.proof.value import UNIT, Base, Value
 
 Move = Callable[[Tensor], Tensor]
 Table = int | list[int]
@@ -111,7 +114,54 @@ def add(ledger: Ledger, xs: Sequence[Value]) -> Value:
     """The sum; shapes broadcast."""
     if len(xs) == 1:
         return xs[0]
-    return ledger.move("add", xs, np.broadcast_shapes(*(x.shape for x in xs)), {})
+    shape = np.broadcast_shapes(*(x.shape for x in xs))
+    return _in_place(ledger, xs, ledger.move("add", xs, shape, {}))
+
+
+def _in_place(ledger: Ledger, xs: Sequence[Value], total: Value) -> Value:
+    """A sum of values that do not overlap, as one function of all entries where that has a smaller bound.
+
+    In `cat([a.abs(), b])` of two halves of x, the halves have bounds of their own, as if both could be as large as x.
+    But it is x, with a function of some of its entries in their place: slopes up to 1, and 0 at 0, a contraction.
+    """
+    before = {term.base for x in xs for term in x.terms if isinstance(term.base, Base)}
+    if any(x.shape != total.shape for x in xs) or len(set().union(*map(_origins, xs))) >= len(before):
+        return total
+    present = [np.any([term.index >= 0 for term in x.terms], axis=0) for x in xs if x.terms]
+    if np.sum(present, axis=0).max() > 1:
+        return total
+    arguments = ledger.move("add", [_argument(ledger, x) for x in xs], total.shape, {})
+    return ledger.least(total, ledger.derive("contraction", [(arguments, inner_axes(arguments))], shape=total.shape))
+
+
+def _function(x: Value) -> tuple[Value, float] | None:
+    """The argument of the function of every entry of which a value is made, if that keeps 0, and its largest slope."""
+    term = x.terms[0] if len(x.terms) == 1 else None
+    if term is None or not isinstance(term.base, Base) or (term.factor is not None and term.factor.ndim):
+        return None
+    row = term.base.inference
+    if row is None or row.operation != "elementwise" or row.claims:
+        return None
+    shape = shape_of(row.constants["function"], *row.constants["numbers"])
+    return None if shape.at_zero else (row.inputs[0], float_up(shape.slope))
+
+
+def _origins(x: Value) -> set[Base]:
+    """The bases of a value, under the functions of every entry."""
+    if (function := _function(x)) is not None:
+        return _origins(function[0])
+    return {term.base for term in x.terms if isinstance(term.base, Base)}
+
+
+def _argument(ledger: Ledger, x: Value) -> Value:
+    """A value of which x is a function, entry by entry, with slopes up to 1, and 0 at 0."""
+    if (function := _function(x)) is None:
+        return x
+    (argument, slope), (term,) = function, x.terms
+    index = torch.from_numpy(np.array(term.index, np.int64))
+    placed = pick(ledger, argument, lambda t: torch.where(index >= 0, t.reshape(-1)[index], 0.0))
+    factor = 1.0 if term.factor is None else abs(float(term.factor)) * (1 + UNIT * 4 * (term.roundings + 1))
+    return _argument(ledger, placed if slope * factor == 1 else times(ledger, placed, slope * factor))
 
 
 def times(ledger: Ledger, x: Value, factor: float | Stored, *, divide: bool = False) -> Value:
