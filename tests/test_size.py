@@ -15,7 +15,7 @@ AT_MOST = {
     "campaigns": 2375,
     "papers": 6128,
     "src/wellnormed": 647,
-    "certificates": 5088,
+    "certificates": 5124,
     "constraints": 1103,
     "data": 608,
     "matrix": 1290,
@@ -28,8 +28,8 @@ AT_MOST = {
     "program": 1175,
     "proof": 1947,
     "routing": 863,
-    "train": 1929,
-    "tests": 25042,
+    "train": 1941,
+    "tests": 25095,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
+from wellnormed.certificates.printing import factors
 
 
 def block():
@@ -82,3 +83,20 @@ def test_a_bound_that_is_large_without_them_says_by_which_kinds_of_operations(re
     expected = r"large: linear makes about 10\^6\.0 in 20 rows"
     expected += r", add makes about 10\^3\.5 in 20 rows" * residual  # the factors are 2 and 3 / 2
     assert re.search(expected + r"\. The layers' norms multiply: .* wn\.constrain\n", text), text
+
+
+def test_a_number_that_scales_a_branch_is_no_factor_of_the_layer_that_follows():
+    """Of `0.9 x + 0.1 x` the parts count 0.9 and 0.1; as 2 in all, the identity behind them would make 1/2 of it."""
+
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.last = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+            for layer in (self.inner, self.last):
+                nn.init.eye_(layer.weight)
+
+        def forward(self, x):
+            return self.last(0.9 * x + self.inner(x) / 10)
+
+    found = {row.name: factor for row, factor in factors(wn.certify(Residual(), torch.rand(1, 4)).rows)}
+    assert found["last.linear"] == pytest.approx(0, abs=1e-6)

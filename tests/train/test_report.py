@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from tests.undrawn import undrawn
+from wellnormed.certificates.certificate import Certificate
 from wellnormed.cli import main
 from wellnormed.train import RunFolder, TrainConfig, report
 
@@ -67,7 +68,7 @@ def test_it_says_what_is_proved_in_words_without_markup(run):
 
 def test_it_needs_no_other_file(run):
     page = run.report_file.read_text()
-    assert page.count("<svg") == 5
+    assert page.count("<svg") == 6
     for name in ("www.w3.org", "purl.org", "creativecommons.org"):  # of the format and of its licence
         page = page.replace(f"http://{name}", "")
     assert "http://" not in page
@@ -119,6 +120,14 @@ def test_nothing_is_wider_than_the_window(run, width):
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--dump-dom"]
     done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120)
     assert re.search(r"<title>(-?\d+)</title>", done.stdout)[1] == "0"
+
+
+def test_the_factors_of_the_layers_make_the_constant(run):
+    certificate = Certificate.load(run.certificate_file)
+    (axes,) = report._budget_figure(certificate).axes
+    factors = dict(zip([each.get_text() for each in axes.get_yticklabels()], axes.patches, strict=True))
+    assert sum(bar.get_width() for bar in axes.patches) == pytest.approx(certificate.log10_lipschitz)
+    assert factors["head"].get_width() == pytest.approx(certificate.log10_lipschitz, abs=0.1)  # it has all that is left
 
 
 def test_a_norm_above_its_cap_is_within_the_figure():

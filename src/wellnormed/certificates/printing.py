@@ -113,6 +113,8 @@ def factors(rows: Sequence[Row]) -> list[tuple[Row, float]]:
     for row in rows:
         inputs = [gains[name] for name in row.inputs]
         before = sum(inputs, Decimal(0)) if row.operation == "add" else max(inputs, default=Decimal(0))
+        if row.operation == "times" and isinstance(number := next(iter(row.constants.values())), float) and number:
+            before *= Decimal(abs(number)) ** (1 if "factor" in row.constants else -1)
         gains[row.name] = before if row.bounds is None else largest_rms(row, "gain")
     path, row = [], rows[-1]
     while row.inputs and gains[name := max(row.inputs, key=gains.__getitem__)]:

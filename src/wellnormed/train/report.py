@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from wellnormed._files import read_files, read_json, write_atomically
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.formats import number_formats
-from wellnormed.certificates.printing import PROOF, sentence
+from wellnormed.certificates.printing import PROOF, factors, sentence
 from wellnormed.certificates.sizes import largest_rms, short
 from wellnormed.models.files import WEIGHTS, read_config, read_tensors
 from wellnormed.proof.decimals import shown
@@ -67,7 +67,7 @@ def write_report(folder: str | Path) -> Path:
     if sum("tokens_per_second" in row for row in metrics) > 1:
         figures.append(_speed_figure(metrics))
     if certificate and math.isfinite(certificate.log10_lipschitz):
-        figures += [_growth_figure(certificate)]
+        figures += [_growth_figure(certificate), _budget_figure(certificate)]
     known = ([] if results else _facts_so_far(metrics)) + facts(config, results, certificate)
     boxes = [f"<div><b>{x}</b><span>{html.escape(what)}</span></div>" for x, what in known]
     proved = _certificate_table(certificate) if certificate else _prose((results or {}).get("refused", ""))
@@ -237,6 +237,21 @@ def _growth_figure(certificate: Certificate) -> Figure:
         points = [(i, float(v.log10())) for i, v in enumerate(values, 1) if v > 0]
         axes.plot([i for i, _ in points], [v for _, v in points], color=colour, lw=1.5, label=label)
     return _with_legend(figure)
+
+
+def _budget_figure(certificate: Certificate) -> Figure:
+    """What every layer multiplies the constant by, from the first one on; layers of a list count one by one."""
+    figure, axes = _axes("Where the constant goes", "log10 of a layer's factor; all add up to that of L", "")
+    parts: dict[str, float] = {}
+    for row, factor in reversed(factors(certificate.rows)):
+        part = re.match(r"[^.]*(\.\d+)?", word(row.name))
+        assert part is not None  # it matches any text
+        parts[part[0]] = parts.get(part[0], 0.0) + factor
+    axes.barh(list(parts), list(parts.values()), color=[BLUE if each > 0 else GREY for each in parts.values()])
+    axes.tick_params("y", labelsize=7)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    return figure
 
 
 def _svg(figure: Figure) -> str:
