@@ -289,3 +289,23 @@ def test_what_makes_no_sense_is_refused(arguments, message):
 def test_a_loss_needs_pairs():
     with pytest.raises(ValueError, match=r"pairs \(input, target\), got Tensor"):
         wn.calibrate(nn.LayerNorm(2), [torch.zeros(1, 2)], loss=F.mse_loss)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_compiled_model_that_has_run_gets_the_same_floors(in_place):
+    """Compiled code passes by hooks, and knows the layers as they were."""
+    torch.manual_seed(0)
+    model, data = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 2)), torch.randn(4, 64, 8)
+    plain, small = copy.deepcopy(model), 1e-3 * data[0]
+    if in_place:
+        model.compile(backend="eager")
+    compiled = model if in_place else torch.compile(model, backend="eager")
+    with torch.no_grad():
+        before = compiled.eval()(small)
+        compiled.train()(small)
+    floors = wn.calibrate(compiled, data).floors
+    assert list(floors.values()) == list(wn.calibrate(plain, data).floors.values())
+    with torch.no_grad():
+        for training in (True, False):
+            torch.testing.assert_close(compiled.train(training)(small), plain(small))
+        assert (compiled(small) - before).abs().max() > 1e-2  # the floor acts

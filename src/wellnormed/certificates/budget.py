@@ -16,7 +16,7 @@ from wellnormed._devices import default_on_cpu, recording
 from wellnormed._inputs import require_numbers
 from wellnormed._modes import evaluating
 from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
-from wellnormed.certificates.certifying import example_of
+from wellnormed.certificates.certifying import example_of, unwrapped
 from wellnormed.certificates.printing import factors
 from wellnormed.certificates.promising import promise_of
 from wellnormed.certificates.within import LEAST, BudgetError, Capped, Caps, Within
@@ -229,6 +229,7 @@ def constrain_to(
     model = norms if isinstance(norms, nn.Module) else getattr(optimizer, "model", None)
     if not isinstance(model, nn.Module):
         raise ValueError("constrain: lipschitz= is of a model, and this optimizer knows none; pass norms=model")
+    model = unwrapped(model)
     assignment = norms_of(optimizer, norms)
     by_hand = matched(given, assignment).owner
     named = list(model.named_parameters(remove_duplicate=False))

@@ -2,12 +2,14 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -18,6 +20,8 @@ from wellnormed.nn.floored import FlooredNorm
 from wellnormed.nn.projection import BallProjection
 from wellnormed.program.program import arguments_of
 from wellnormed.routing.tables import aligned, grouped
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,9 @@ def calibrate(
     optimizers stay as they are. A floor or a radius is a setting like eps, and no part of the state dict. To rebuild
     a model, calibrate on the same data before its weights change, or save it whole.
 
-    The model runs in evaluation mode, without gradients, and modes are put back. Call it before `torch.compile`; on
-    many processes give all the same data.
+    The model runs in evaluation mode, without gradients, and not compiled; modes are put back. What `torch.compile` has
+    made is compiled again when it runs. Where `torch.distributed` is initialized, every process calls this with data of
+    its own, and all count the data of all.
 
     Args:
         model: Any module; changed in place.
@@ -105,9 +110,10 @@ def calibrate(
     if not pairs:
         raise ValueError("calibrate: data is empty; pass inputs of the model")
     watched = [_Watched(name, module) for name, module in model.named_modules() if _is_watched(module)]
-    with evaluating(model):
+    with torch.compiler.set_stance("force_eager"), evaluating(model):  # compiled code would pass by the hooks
         with _watching(watched):
             before = _mean_loss(model, pairs, loss)
+        _share(watched)
         left = {each.name: why for each in watched if (why := each.why_not())}
         served = [each for each in watched if each.name not in left]
         if not served:
@@ -136,23 +142,19 @@ class _Watched:
         self.eps = 0.0
         self.shape: tuple[int, ...] = ()
         self.centred: bool | None = None
-        self._sizes: list[Tensor] = []
-
-    @property
-    def sizes(self) -> Tensor:
-        """The RMS of every vector, without its mean if the layer subtracts it."""
-        return torch.cat(self._sizes)
+        self.sizes: list[Tensor] = []
+        """The RMS of every vector, without its mean if the layer subtracts it, for each call."""
 
     def see(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], result: Any) -> None:
         """Take down what it is called with: a forward hook."""
         self.reached, (x, *others) = True, (*arguments, *keywords.values())
-        if not self._sizes and not others and isinstance(x, Tensor) and x.is_floating_point():
+        if not self.sizes and not others and isinstance(x, Tensor) and x.is_floating_point():
             self.eps, self.shape, self.centred = _formula(module, x)
         if self.centred is None:
             return
         axes, y = tuple(range(-len(self.shape), 0)), x.to(torch.promote_types(x.dtype, torch.float32))
         y = y - y.mean(axes, keepdim=True) if self.centred else y
-        self._sizes.append(y.square().mean(axes).sqrt().flatten().cpu())
+        self.sizes.append(y.square().mean(axes).sqrt().flatten().cpu())
 
     def why_not(self) -> str:
         """Why it gets no bound; empty if it gets one."""
@@ -163,7 +165,8 @@ class _Watched:
         return "" if self._counted().numel() else "gets only vectors near 0"
 
     def _counted(self) -> Tensor:
-        return self.sizes[self.sizes.square() > self.eps]
+        sizes = torch.cat(self.sizes)
+        return sizes[sizes.square() > self.eps]
 
     def bound(self, slack: float) -> float:
         """Give a ball its radius; make a norm layer a `FlooredNorm`, as which it keeps its parameters."""
@@ -182,8 +185,26 @@ class _Watched:
 
     def hit_rate(self, bound: float) -> float:
         """The share of vectors that the bound acts on."""
-        hit = self.sizes > bound if self.is_ball else self.sizes < bound
-        return float(hit.double().mean())
+        sizes = torch.cat(self.sizes)
+        return float((sizes > bound if self.is_ball else sizes < bound).double().mean())
+
+
+def _share(watched: Sequence[_Watched]) -> None:
+    """Let every process count what the data of all brought to each layer."""
+    own = [(each.reached, each.eps, each.shape, each.centred, each.sizes) for each in watched]
+    for each, seen in zip(watched, zip(*_everywhere(own), strict=True), strict=True):
+        _, each.eps, each.shape, each.centred, _ = max(seen, key=lambda of_one: len(of_one[-1]))
+        each.reached = any(of_one[0] for of_one in seen)
+        each.sizes = [size for of_one in seen for size in of_one[-1]]
+
+
+def _everywhere(own: T) -> list[T]:
+    """The same from every process, in their order."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [own]
+    found = [own] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
 
 
 def _is_watched(module: nn.Module) -> bool:
@@ -251,7 +272,7 @@ def _pair(each: Any) -> tuple[Any, Any]:
 
 
 def _mean_loss(model: nn.Module, pairs: list[tuple[Any, Any]], loss: Callable[[Any, Any], Tensor] | None) -> float:
-    """Run the data; the mean of the losses, 0 without a loss."""
+    """Run the data; the mean of the losses of all processes, 0 without a loss."""
     total = 0.0
     with torch.no_grad():
         for example, target in pairs:
@@ -264,4 +285,4 @@ def _mean_loss(model: nn.Module, pairs: list[tuple[Any, Any]], loss: Callable[[A
                     "[x for x, _ in loader], or pairs (input, target) with loss="
                 ) from error
             total += float(loss(result, target)) if loss is not None else 0.0
-    return total / len(pairs)
+    return fmean(_everywhere(total / len(pairs)))

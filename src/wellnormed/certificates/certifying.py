@@ -98,6 +98,7 @@ def certify(
         True
     """
     require_model_or_program("certify", model, example_input=example_input, output=output, within=within, **inputs)
+    model = unwrapped(model)
     _require_cpu(model.module if isinstance(model, Program) else model, within)
     if effort not in ("standard", "high") and not isinstance(effort, Joint):
         raise ValueError(f"certify: effort must be 'standard' or 'high', got {effort!r}")
@@ -215,6 +216,11 @@ def _memory(tensor: Tensor) -> tuple[torch.device, int, int]:
 
 def _overlap(a: tuple[torch.device, int, int], b: tuple[torch.device, int, int]) -> bool:
     return a[0] == b[0] and max(a[1], b[1]) < min(a[2], b[2])
+
+
+def unwrapped(model: Any) -> Any:
+    """The module that `DistributedDataParallel` wraps, whose own code no capture follows; anything else as it is."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
 def domain_from(caller: str, radius: float, box: tuple[float, float] | None) -> Domain:
