@@ -8,6 +8,10 @@ training on 10,000, or the texts of a Markov chain. `seconds` is the time of the
 
     python -m benchmarks.lipschitz_budget                   # the rows that are missing, then the table
     python -m benchmarks.lipschitz_budget --seeds 0         # those of one seed
+    python -m benchmarks.lipschitz_budget --time 3          # what moves cost, as the median of so many rounds
+
+Moves are timed as in `benchmarks.constraint_time`: on one thread, step by step in turn with caps that stay. A round has
+`TIMED` steps, at the last of which caps move.
 """
 
 import argparse
@@ -17,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -30,8 +34,10 @@ from papers._cifar import pixels_and_labels
 from papers.header import header, stored_rows, write_result
 from wellnormed.certificates.budget import Budget
 
-OUTPUT = Path("results/lipschitz-budget.json")
+OUTPUT, TIMES = Path("results/lipschitz-budget.json"), Path("results/lipschitz-budget-time.json")
 SEEDS, STEPS, BATCH, RATE, MOVE_EVERY = (0, 1, 2), 240, 64, 0.02, 20
+TIMED = 100
+"""The default of `move_every`."""
 FOUND = "found, and moved"
 STAYED = "found, and kept"
 
@@ -166,6 +172,36 @@ def train(case: Case, arm: str, seed: int) -> dict[str, Any]:
     return {"loss": round(loss, 6), "proved": proved, "seconds": round(seconds, 2), "caps": caps}
 
 
+def step_of(case: Case, every: int) -> Callable[[], float]:
+    """A function that makes a step within caps that move every so many, and returns the processor's seconds."""
+    torch.manual_seed(0)
+    model, (inputs, targets) = case.model(), case.data("train", 10_000)
+    optimizer = wn.Scion(model, lr=RATE / 10)
+    wn.constrain(optimizer, lipschitz=case.lipschitz, example_input=inputs[:2], move_every=every)
+
+    def step() -> float:
+        chosen, begun = torch.randint(len(inputs), (BATCH,)), time.process_time()
+        optimizer.zero_grad()
+        loss_of(model, inputs[chosen], targets[chosen]).backward()
+        optimizer.step()
+        return time.process_time() - begun
+
+    return step
+
+
+def times(case: Case, rounds: int) -> dict[str, float]:
+    """Milliseconds of a step within caps that stay, of one within caps that move, and of a move; and the ratio.
+
+    Steps are the shortest of all, since others on the machine only lengthen them; a move is the median.
+    """
+    staying, moving = step_of(case, 0), step_of(case, TIMED)
+    pairs = [(staying(), moving()) for _ in range((rounds + 1) * TIMED)][TIMED:]
+    fixed, sampled = (min(each) * 1000 for each in zip(*pairs, strict=True))
+    move = median(own for _, own in pairs[TIMED - 1 :: TIMED]) * 1000 - sampled
+    ratio = (sampled + move / TIMED) / fixed
+    return {"fixed": round(fixed, 3), "moving": round(sampled, 3), "move": round(move, 1), "ratio": round(ratio, 4)}
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """The mean loss of every arm over the seeds that all arms of a model have."""
     lines = []
@@ -182,8 +218,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="seeds that run")
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES), help="models that run")
+    parser.add_argument("--time", type=int, default=0, help="rounds in which moves are timed, instead of runs")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    if chosen.time:
+        about = header(f"python -m benchmarks.lipschitz_budget --time {chosen.time}", 0)
+        found = {name: times(CASES[name], chosen.time) for name in chosen.models}
+        print(*found.items(), sep="\n")
+        write_result(TIMES, {**about, "move_every": TIMED, "milliseconds": found})
+        return
     rows = stored_rows(OUTPUT)
     about = header("python -m benchmarks.lipschitz_budget", sorted({*chosen.seeds, *(row["seed"] for row in rows)}))
     for seed in chosen.seeds:

