@@ -266,13 +266,12 @@ def _unit_vectors(draw: Draw, shape: Shape) -> nn.Module:
 
 @layer("normalization")
 def _by_norm_and_eps(draw: Draw, shape: Shape) -> nn.Module:
-    eps, axis, form = draw.choice([1e-3, 0.1, 1.0]), draw.whole(1, len(shape) - 1), draw.whole(0, 3)
+    eps, axis, form = draw.choice([1e-3, 0.1, 1.0]), draw.whole(1, len(shape) - 1), draw.whole(0, 2)
 
     def function(_: Any, x: Tensor) -> Tensor:
         squares, norm = x.square().sum(axis, keepdim=True), x.norm(dim=axis, keepdim=True)
         forms = (
             lambda: x / (norm + eps), lambda: x * (1 / (norm / 3 + eps)), lambda: x / (squares + eps).sqrt(),
-            lambda: x / (x.square().mean(axis, keepdim=True).sqrt() + eps),
         )  # fmt: skip
         return forms[form]()
 
