@@ -202,6 +202,19 @@ def lora() -> Lines:
     )
 
 
+def levers() -> Lines:
+    """Changes of a model by form on bytes of books, beside the same run without them."""
+    content = load("token-levers.json")
+    yield from ("## Levers of a proved 10", "", *origin("token-levers.json", content))
+    losses: dict[str, dict[int, str]] = {}
+    for row in content["rows"]:
+        losses.setdefault(row["lever"].split(", 32")[0], {})[row["windows"]] = f"{row['validation_loss']:.4f}"
+    yield from ("420 steps of 8 or 32 windows; the file names stopped runs.", "")
+    yield from table(
+        "lever | 8 | 32", [(name, *(found.get(n, "-") for n in (8, 32))) for name, found in losses.items()]
+    )
+
+
 def public_curves() -> Lines:
     """Three optimizers on a public model."""
     content = load(CURVES)
@@ -605,6 +618,7 @@ def page() -> str:
         frontier(),
         without_schedule(),
         budget(),
+        levers(),
         lora(),
         steps(),
         waiting(),

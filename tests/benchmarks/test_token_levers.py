@@ -9,8 +9,8 @@ from papers._by_form import Matched, config_of
 from wellnormed.models import build
 
 
-@pytest.mark.parametrize("lever", ["3 pairs of maps with MaxMin, 640 wide", "potentials with three kinks a unit",
-                                   "reads by position again after the first potential, 32 windows"])  # fmt: skip
+@pytest.mark.parametrize("lever", ["3 pairs with MaxMin", "three kinks a unit",
+                                   "later averages, 32 windows"])  # fmt: skip
 def test_a_model_with_the_layers_of_a_lever_is_proved_at_its_constant(lever):
     config = LeverConfig(vocabulary_size=5, length=16, token_width=32, attention_blocks=0, lever=lever)
     model = build(config, torch.Generator().manual_seed(0))
@@ -24,7 +24,7 @@ def test_a_model_with_the_layers_of_a_lever_is_proved_at_its_constant(lever):
 
 def test_what_a_lever_adds_moves_at_the_rates_of_its_like():
     run = config_of(Matched("by position, proved 10", 0.02, 4))
-    lever = "reads by position again after the first potential, 32 windows"
+    lever = "later averages, 32 windows"
     model = build(LeverConfig(vocabulary_size=5, length=16, token_width=32, attention_blocks=0, lever=lever))
     factors = rate_factors(model, run)
     assert factors["layers.1.mixing.gain_H"] == factors["mixing.gain_H"]
