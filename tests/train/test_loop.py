@@ -52,7 +52,7 @@ def test_a_run_leaves_everything(tiny, tmp_path):
     assert [folder.name for folder in run.checkpoint_folders()] == ["step-00000008", "step-00000012"]
     assert [row["step"] for row in run.read_metrics()] == [1, 2, 4, 6, 8, 10, 12]
     assert len(run.sample_file.read_text()) == 21
-    assert run.report_file.read_text().count("<svg") == 5
+    assert run.report_file.read_text().count("<svg") == 6
     config, _ = run.read_config(TrainConfig)
     assert config == replace(tiny, model=load(run.path).config)
     finished = run.weights_file.read_bytes()
