@@ -50,8 +50,9 @@ def origin(name: str, content: Mapping[str, Any]) -> list[str]:
     """The line that says where the numbers of a file come from."""
     commit, _, changed = content["commit"].partition("+")
     seeds = content["seed"] if isinstance(content["seed"], list) else [content["seed"]]
+    script = f" at commit {content['script'][:10]}" if "script" in content else ""  # of a script that is here no more
     return [
-        f"[{name}](../results/{name}): `{content['command']}`; {commit[:10]}{'+' * bool(changed)}{changed}, "
+        f"[{name}](../results/{name}): `{content['command']}`{script}; {commit[:10]}{'+' * bool(changed)}{changed}, "
         f"{content['machine']}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}.",
         "",
     ]

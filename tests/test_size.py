@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 AT_MOST = {
-    "benchmarks": 2818,
+    "benchmarks": 2597,
     "campaigns": 2374,
     "papers": 6128,
     "src/wellnormed": 647,
@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1947,
     "routing": 863,
     "train": 1941,
-    "tests": 25197,
+    "tests": 25173,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")
