@@ -1,34 +1,19 @@
 """Schedule-free training: closed forms, promises of what is evaluated, and a good citizen of torch."""
 
 import copy
-import pickle
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    get_optimizer_state_dict,
-    get_state_dict,
-    set_optimizer_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, get_state_dict, set_state_dict
 from torch.optim.lr_scheduler import LinearLR, OneCycleLR
 
 import wellnormed as wn
 from wellnormed.norms import ColNorm
 
-from .training import backward, network, same, train
+from .training import INNER, backward, network, same, train
 
-INNER = {
-    "scion": lambda model: wn.Scion(model, lr=0.05, momentum=0.5),
-    "light": lambda model: wn.Scion(model, lr=0.05, momentum=0.5, memory="gradient"),
-    "muon": lambda model: wn.Muon(model, lr=0.05, recipe="muon"),
-    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-    "momentum": lambda model: torch.optim.SGD(model.named_parameters(), lr=0.1, momentum=0.5),
-    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
-    "clipped": lambda model: wn.optim.Clipped(torch.optim.AdamW(model.parameters(), lr=0.01), 2.0, norms=model),
-}
-every_optimizer = pytest.mark.parametrize("make", INNER.values(), ids=INNER.keys())
+every_optimizer = pytest.mark.parametrize("make", INNER.values(), ids=INNER)
 every_beta = pytest.mark.parametrize("beta", [0.0, 0.8])
 
 
@@ -321,7 +306,7 @@ def test_settings_out_of_range_and_weights_of_16_bits_are_refused():
 
 
 @every_optimizer
-def test_schedulers_closures_scalers_and_copies(make):
+def test_schedulers_and_closures(make):
     model = network()
     optimizer = wn.Averaged(make(model))
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -330,13 +315,6 @@ def test_schedulers_closures_scalers_and_copies(make):
         assert float(optimizer.step(lambda seed=seed: (optimizer.zero_grad(), backward(model, seed))[1])) > 0
         warmup.step()
     assert [group["lr"] for group in optimizer.inner.param_groups] == pytest.approx(rates)
-    twin, twin_optimizer = copy.deepcopy((model, optimizer))
-    again, again_optimizer = pickle.loads(pickle.dumps((model, optimizer)))
-    for pair in ((model, optimizer), (twin, twin_optimizer), (again, again_optimizer)):
-        train(*pair, 2, first=3)
-        pair[1].eval()
-    assert same(model, twin)
-    assert same(model, again)
 
 
 def test_a_closure_is_called_at_the_point_of_the_gradients():
@@ -373,22 +351,6 @@ def test_one_cycle_sets_the_rates_and_momentum_of_the_optimizer_within():
     assert optimizer.inner.param_groups[0]["momentum"] == 0.95
 
 
-def test_a_gradient_scaler_skips_a_step_of_infinity():
-    model = network()
-    optimizer = wn.Averaged(torch.optim.AdamW(model.parameters(), lr=0.01))
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    for seed in range(3):
-        optimizer.zero_grad()
-        x = torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
-        scaler.scale(model(x).square().mean()).backward()
-        if seed == 2:
-            model[0].weight.grad[0, 0] = torch.inf
-            before = copy.deepcopy(model)
-        scaler.step(optimizer)
-        scaler.update()
-    assert same(before, model)
-
-
 def test_a_layer_that_joins_has_an_average_of_its_own():
     model = network()
     model[0].requires_grad_(False)
@@ -409,22 +371,6 @@ def test_a_step_of_length_zero_counts_nothing():
     state = get_optimizer_state_dict(model, optimizer)  # which makes such a step
     assert float(state["state"]["2.weight"]["averaged_steps"]) == 0
     assert same(model, network())
-
-
-@every_optimizer
-def test_distributed_checkpoint_state_goes_by_name(make):
-    one, other = network(), network(seed=1)
-    first, second = wn.Averaged(make(one)), wn.Averaged(make(other))
-    train(one, first, 3)
-    first.eval()
-    state = copy.deepcopy(get_optimizer_state_dict(one, first))
-    assert "averaged_point" in state["state"]["2.weight"]
-    first.train()
-    set_optimizer_state_dict(other, second, state)
-    assert same(one, other)
-    train(one, first, 2, first=3)
-    train(other, second, 2, first=3)
-    assert same(one, other)
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
@@ -452,22 +398,6 @@ def test_weights_that_are_loaded_after_the_state_are_known_or_refused(mode):
     train(twin, again, 3)
     again.eval()
     assert same(twin, other)
-
-
-def test_a_compiled_step_is_the_step_with_its_constraints():
-    one, other = network(), network()
-    first, second = wn.Averaged(wn.Scion(one, lr=0.05)), wn.Averaged(wn.Scion(other, lr=0.05))
-    caps = [wn.constrain(optimizer, {"*.weight": wn.HardCap(1.0, every=4)}) for optimizer in (first, second)]
-    compiled = torch.compile(second.step, backend="aot_eager")
-    for seed in range(4):
-        for model, optimizer, step in ((one, first, first.step), (other, second, compiled)):
-            optimizer.zero_grad()
-            backward(model, seed)
-            step()
-    first.eval(), second.eval()
-    assert all(max(each.proved_ratios().values()) <= 1 for each in caps)
-    for a, b in zip(one.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
 
 
 def test_memory_is_one_more_copy_and_another_one_after_eval():

@@ -10,21 +10,9 @@ from torch import nn
 import wellnormed as wn
 from wellnormed.optim import NonFiniteGradientError
 
-MAKERS = {
-    "scion": lambda model, lr: wn.Scion(wn.assign_norms(model), lr=lr),
-    "scion constrained": lambda model, lr: wn.Scion(wn.assign_norms(model), lr=lr, unconstrained=False, radius=2.0),
-    "muon": lambda model, lr: wn.Muon(wn.assign_norms(model), lr=lr),
-    "muon with adamw": lambda model, lr: wn.Muon(
-        wn.assign_norms(model, recipe="muon"), lr=lr, adamw=wn.optim.AdamWSettings(lr=lr / 2)
-    ),
-    "engine": lambda model, lr: wn.optim.ConditionalGradient(wn.assign_norms(model), lr, momentum=0.5, nesterov=True),
-    "almond": lambda model, lr: wn.Almond(wn.assign_norms(model), lr=lr),
-    "spectral descent": lambda model, lr: wn.optim.SpectralDescent(wn.assign_norms(model), lr=lr),
-    "signum": lambda model, lr: wn.optim.Signum(model.named_parameters(), lr=lr / 4),
-    "normalized sgd": lambda model, lr: wn.optim.NormalizedSGD(model.named_parameters(), lr=lr * 2),
-    "modular descent": lambda model, lr: wn.optim.ModularDescent(model, lr=lr * 4),
-}
-every_optimizer = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+from .training import OURS
+
+every_optimizer = pytest.mark.parametrize("make", OURS.values(), ids=OURS)
 
 
 def tiny_model(seed: int = 0) -> nn.Module:
@@ -58,19 +46,6 @@ def test_learns(make):
     start = float(backward(model, 99))
     run(model, optimizer, 60)
     assert float(backward(model, 99)) < 0.5 * start
-
-
-@every_optimizer
-def test_state_dict_round_trip_continues_bit_for_bit(make):
-    model = tiny_model()
-    optimizer = make(model, 0.05)
-    run(model, optimizer, 3)
-    twin = copy.deepcopy(model)
-    twin_optimizer = make(twin, 0.9)  # every setting comes from the state
-    twin_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    run(model, optimizer, 3, first=3)
-    run(twin, twin_optimizer, 3, first=3)
-    assert all(torch.equal(a, b) for a, b in zip(weights(model), weights(twin), strict=True))
 
 
 @every_optimizer

@@ -1,7 +1,6 @@
 """States of other optimizers: each loads and goes on, or is refused with a sentence, and nothing is changed."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -147,17 +146,6 @@ def test_averages_of_longer_directions_are_refused():
     with pytest.raises(ValueError, match=r"'1.weight' holds an average of directions of norm .* at most"):
         other.load_state_dict(optimizer.state_dict())
     assert not other.state
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
-def test_copies_keep_momenta_that_stand_in_gradients(copied):
-    model = network()
-    optimizer = wn.Scion(model, lr=0.1, memory="gradient")
-    train(model, optimizer, 3)
-    other, resumed = copied((model, optimizer))
-    train(model, optimizer)
-    train(other, resumed)
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(

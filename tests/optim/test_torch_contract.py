@@ -9,9 +9,10 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import wellnormed as wn
+from wellnormed.optim.directions import NorMuon
 from wellnormed.optim.settings import EngineSettings
 
-from .training import backward, network, same, train
+from .training import INNER, OURS, backward, network, same, train
 
 FORMS = {
     "parameters": lambda model: model.parameters(),
@@ -167,32 +168,6 @@ def test_state_finds_its_parameters_by_name():
         wn.Scion(wn.assign_norms(nn.Linear(2, 2, bias=False)), lr=1.0).load_state_dict(first.state_dict())
 
 
-def test_copies_and_pickles_stay_whole():
-    model = network()
-    optimizer = wn.Scion(wn.assign_norms(model), lr=0.05)
-    train(model, optimizer, 2)
-    twin, twin_optimizer = copy.deepcopy((model, optimizer))
-    again, again_optimizer = pickle.loads(pickle.dumps((model, optimizer)))
-    for pair in ((model, optimizer), (twin, twin_optimizer), (again, again_optimizer)):
-        train(*pair, 2, first=2)
-    assert same(model, twin)
-    assert same(model, again)
-
-
-def test_distributed_checkpoint_state_goes_by_name():
-    one, other = network(), network()
-    first = wn.Scion(wn.assign_norms(one), lr=0.05)
-    train(one, first, 3)
-    other.load_state_dict(one.state_dict())
-    second = wn.Scion(wn.assign_norms(other), lr=0.05)
-    state = get_optimizer_state_dict(one, first)  # references, as torch gives them; a checkpoint on disk is a copy
-    assert "2.weight" in state["state"]
-    set_optimizer_state_dict(other, second, copy.deepcopy(state))
-    train(one, first, 2, first=3)
-    train(other, second, 2, first=3)
-    assert same(one, other)
-
-
 def test_grad_scaler_and_clipping_do_not_change_a_scale_free_step():
     plain, scaled = network(), network()
     train(plain, wn.Scion(wn.assign_norms(plain), lr=0.05), 3)
@@ -208,19 +183,77 @@ def test_grad_scaler_and_clipping_do_not_change_a_scale_free_step():
         scaler.update()
     for a, b in zip(plain.parameters(), scaled.parameters(), strict=True):
         torch.testing.assert_close(a, b)
-    # an overflow skips the step and lowers the scale; nothing is raised
-    before, scale = [p.detach().clone() for p in scaled.parameters()], scaler.get_scale()
-    scaled[0].weight.grad[0, 0] = float("inf")
-    scaler.step(optimizer)
-    scaler.update()
+
+
+EVERY = {
+    **OURS,
+    "memory-light": lambda model, lr: wn.Scion(model, lr=lr, memory="gradient"),
+    "with a state of its own": lambda model, lr: wn.Scion(
+        model, lr=lr, nesterov=True, directions={"*": NorMuon(0.9)}, overrides={"0.weight": wn.norms.PerHead(2)}
+    ),
+    "clipped": lambda model, lr: INNER["clipped"](model),
+    **{f"averaged {name}": lambda model, lr, inner=inner: wn.Averaged(inner(model)) for name, inner in INNER.items()},
+}
+
+
+def copied(make, *both):
+    return copy.deepcopy(both)
+
+
+def pickled(make, *both):
+    return pickle.loads(pickle.dumps(both))
+
+
+def loaded(make, model, optimizer):
+    other = network(seed=1)
+    other.load_state_dict(model.state_dict())
+    again = make(other, 0.9)  # every setting comes from the state
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch shares the tensors otherwise
+    return other, again
+
+
+def loaded_by_name(make, model, optimizer):
+    other = network(seed=1)
+    other.load_state_dict(model.state_dict())
+    again, state = make(other, 0.9), get_optimizer_state_dict(model, optimizer)
+    assert "2.weight" in state["state"]
+    set_optimizer_state_dict(other, again, copy.deepcopy(state))  # of DCP; a checkpoint on disk is a copy
+    return other, again
+
+
+@pytest.mark.parametrize("way", [copied, pickled, loaded, loaded_by_name])
+@pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
+def test_a_run_goes_on_with_the_same_bits(make, way):
+    model = network()
+    optimizer = make(model, 0.05)
+    train(model, optimizer, 3)
+    other, again = way(make, model, optimizer)
+    train(model, optimizer, 3, first=3)
+    train(other, again, 3, first=3)
+    assert same(model, other)
+
+
+@pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
+def test_an_overflow_skips_the_step_and_lowers_the_scale(make):
+    model = network()
+    optimizer, scaler = make(model, 0.05), torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for seed in range(3):
+        optimizer.zero_grad()
+        x = torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
+        scaler.scale(model(x).square().mean()).backward()
+        if seed == 2:
+            model[0].weight.grad[0, 0] = torch.inf
+            before, scale = copy.deepcopy(model), scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
     assert scaler.get_scale() < scale
-    assert all(torch.equal(a, b) for a, b in zip(before, scaled.parameters(), strict=True))
+    assert same(before, model)
 
 
-def test_a_compiled_step_is_the_step_with_its_constraints():
-    one, other = (nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6)) for _ in range(2))
-    other.load_state_dict(one.state_dict())
-    first, second = wn.Scion(wn.assign_norms(one), lr=0.05), wn.Scion(wn.assign_norms(other), lr=0.05)
+@pytest.mark.parametrize("make", [lambda model: wn.Scion(model, lr=0.05), lambda m: wn.Averaged(wn.Scion(m, lr=0.05))])
+def test_a_compiled_step_is_the_step_with_its_constraints(make):
+    one, other = network(), network()
+    first, second = make(one), make(other)
     caps = [wn.constrain(optimizer, {"*.weight": wn.HardCap(1.0, every=4)}) for optimizer in (first, second)]
     compiled = torch.compile(second.step, backend="aot_eager")
     for seed in range(4):
@@ -228,6 +261,8 @@ def test_a_compiled_step_is_the_step_with_its_constraints():
             optimizer.zero_grad()
             backward(model, seed)
             step()
+        if seed == 3 and isinstance(first, wn.Averaged):
+            first.eval(), second.eval()
         assert all(max(each.proved_ratios().values()) <= 1 for each in caps)
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(a, b)

@@ -12,22 +12,7 @@ import wellnormed as wn
 from tests.parallel.training import OPTIMIZERS
 from tests.parallel.training import network as uneven
 
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
-def train(model, optimizer, steps, first=0):
-    for seed in range(first, first + steps):
-        optimizer.zero_grad()
-        x = torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
-        model(x).square().mean().backward()
-        optimizer.step()
-
-
-def same(one, other):
-    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+from .training import network, same, train
 
 
 @pytest.mark.parametrize("make", [wn.Scion, wn.Muon, wn.optim.Signum])
