@@ -1,7 +1,6 @@
 """Radii around images: the result says what its script promises, and the attack finds what there is to find."""
 
 import json
-import math
 from pathlib import Path
 
 import torch
@@ -28,11 +27,5 @@ def test_the_attack_reaches_the_exact_radius_of_a_linear_map_and_no_less():
     model, x = nn.Linear(12, 2).double(), torch.randn(8, 12, dtype=torch.float64)
     labels = model(x).argmax(1)
     radii = wn.certified_radius(model, x, labels)
-    assert bool((local_radii.least_lead(model, x, labels, radii) > 0).all())
-    assert bool((local_radii.least_lead(model, x, labels, 1.01 * radii) < 0).all())
-
-
-def test_the_steps_at_which_progress_is_judged_cover_the_attack():
-    found = local_radii._checkpoints()
-    assert sum(found.values()) == max(found) <= local_radii.STEPS
-    assert math.isclose(max(found), local_radii.STEPS, rel_tol=0.1)
+    assert not bool(local_radii.broken(model, x, labels, radii).any())
+    assert bool(local_radii.broken(model, x, labels, 1.01 * radii).all())
