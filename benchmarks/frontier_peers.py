@@ -9,7 +9,6 @@ best one is run for three seeds. A row is written when its run ends, and is not 
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ import torch
 
 import wellnormed as wn
 from papers.frontier import best_rate
-from papers.header import header, stored_rows, write_result
+from papers.header import Stored
 from wellnormed.data.corpus import load_corpus
 from wellnormed.models.config import NanoGPTConfig
 from wellnormed.optim import Direction
@@ -71,24 +70,20 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("results/frontier_peers.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = stored_rows(options.output)
+    stored = Stored(options.output, f"python -m benchmarks.frontier_peers --output {options.output}")
 
     def ensure(kind: str, rate: float, seed: int) -> None:
-        if any((row["kind"], row["rate"], row["seed"]) == (kind, rate, seed) for row in rows):
-            return
-        rows.append(run(kind, rate, seed))
-        print(json.dumps(rows[-1]), flush=True)
-        command = f"python -m benchmarks.frontier_peers --output {options.output}"
-        write_result(options.output, {**header(command, list(SEEDS)), "rows": rows})
+        if not stored.has(kind=kind, rate=rate, seed=seed):
+            stored.add(run(kind, rate, seed))
 
     for kind, (_, _, rates) in KINDS.items():
         for rate in rates:
             ensure(kind, rate, 0)
-        while (best := best_rate(rows, kind)) in (ends := _ends(rows, kind)):
+        while (best := best_rate(stored.rows, kind)) in (ends := _ends(stored.rows, kind)):
             ensure(kind, best / 2 if best == ends[0] else 2 * best, 0)
     for kind in KINDS:
         for seed in SEEDS:
-            ensure(kind, best_rate(rows, kind), seed)
+            ensure(kind, best_rate(stored.rows, kind), seed)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
-from papers.header import header, stored_rows, write_result
+from papers.header import Stored
 from wellnormed.optim.directions import BoundedAdam
 
 RESULTS = Path(__file__).parents[1] / "results" / "lightbench.json"
@@ -202,8 +202,6 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=list(OPTIMIZERS))
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    rows = stored_rows(RESULTS)
-    known = {(row["task"], row["difficulty"], row["optimizer"]): row["passed"] for row in rows}
     with tempfile.TemporaryDirectory() as folder:
         for_cpu(Path(folder))
         import heavyball.utils
@@ -211,20 +209,16 @@ def main() -> None:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         heavyball.utils.compile_mode = None  # compiling takes longer than a search
+        versions = {package: version(package) for package in ("lightbench", "heavyball", "optuna")}
+        about = {"versions": versions, "trials": TRIALS, "steps": STEPS, "left_out": LEFT_OUT}
+        stored = Stored(RESULTS, "python -m benchmarks.lightbench", **about)
         for task in chosen.tasks:
             for name in chosen.only:
                 for difficulty in chosen.difficulties:
-                    cell = (task, difficulty, name)
-                    if cell not in known:
-                        found = passes(task, difficulty, OPTIMIZERS[name])
-                        rows.append(dict(zip(("task", "difficulty", "optimizer"), cell, strict=True)) | found)
-                        known[cell] = found["passed"]
-                        print(rows[-1], flush=True)
-                        content = header("python -m benchmarks.lightbench", 0)
-                        versions = {package: version(package) for package in ("lightbench", "heavyball", "optuna")}
-                        content |= {"versions": versions, "trials": TRIALS, "steps": STEPS}
-                        write_result(RESULTS, {**content, "left_out": LEFT_OUT, "rows": rows})
-                    if not known[cell]:
+                    cell = {"task": task, "difficulty": difficulty, "optimizer": name}
+                    if not stored.has(**cell):
+                        stored.add(cell | passes(task, difficulty, OPTIMIZERS[name]))
+                    if not stored.has(**cell, passed=True):
                         break
 
 

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 import wellnormed as wn
 from benchmarks.public_defaults import chain
 from papers._cifar import pixels_and_labels
-from papers.header import header, stored_rows, write_result
+from papers.header import Stored, header, write_result
 from wellnormed.certificates.budget import Budget
 
 OUTPUT, TIMES = Path("results/lipschitz-budget.json"), Path("results/lipschitz-budget-time.json")
@@ -227,19 +227,15 @@ def main() -> None:
         print(*found.items(), sep="\n")
         write_result(TIMES, {**about, "move_every": TIMED, "milliseconds": found})
         return
-    rows = stored_rows(OUTPUT)
-    about = header("python -m benchmarks.lipschitz_budget", sorted({*chosen.seeds, *(row["seed"] for row in rows)}))
+    stored = Stored(OUTPUT, "python -m benchmarks.lipschitz_budget")
     for seed in chosen.seeds:
         for name in chosen.models:
             for arm in arms(CASES[name]):
-                if any((row["model"], row["arm"], row["seed"]) == (name, arm, seed) for row in rows):
-                    continue
-                found = train(CASES[name], arm, seed)
-                asked = {"lipschitz": CASES[name].lipschitz}
-                rows.append({"model": name, "arm": arm, "seed": seed, **asked, **found, "commit": about["commit"][:10]})
-                print(name, arm, seed, found, flush=True)
-                write_result(OUTPUT, {**about, "rows": rows})
-    print(table(rows))
+                cell = {"model": name, "arm": arm, "seed": seed}
+                if not stored.has(**cell):
+                    found = {"lipschitz": CASES[name].lipschitz, **train(CASES[name], arm, seed)}
+                    stored.add(cell | found | stored.commit)
+    print(table(stored.rows))
 
 
 if __name__ == "__main__":

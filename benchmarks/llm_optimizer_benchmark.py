@@ -29,7 +29,7 @@ from torch import nn
 
 import wellnormed as wn
 from docs.run_examples import code_of
-from papers.header import header, stored_rows, write_result
+from papers.header import Stored
 
 RESULTS = Path(__file__).parents[1] / "results" / "llm_optimizer_benchmark.json"
 SETTINGS = """
@@ -128,8 +128,9 @@ def main() -> None:
         name, lr, decay, seed = chosen.cell
         print(json.dumps(run_cell(chosen.harness.resolve(), name, float(lr), float(decay), int(seed))))
         return
-    rows = stored_rows(RESULTS)
-    known = {(row["optimizer"], row["lr"], row["weight_decay"], row["seed"]) for row in rows}
+    about = {"settings": " ".join(SETTINGS), "cap": CAP, "planned_rates": RATES, "planned_decays": DECAYS}
+    stored = Stored(RESULTS, "python -m benchmarks.llm_optimizer_benchmark HARNESS", **about)
+    run = {key: stored.content[key] for key in ("machine", "commit")}  # the file's own are those of its last row
     cells = [
         (name, lr, decay, seed)
         for seed in chosen.seeds
@@ -139,21 +140,15 @@ def main() -> None:
     ]
     cells.sort(key=lambda cell: unlikely(*cell))
     for cell in cells:
-        if cell in known:
+        own = dict(zip(("optimizer", "lr", "weight_decay", "seed"), cell, strict=True))
+        if stored.has(**own):
             continue
         command = [sys.executable, "-m", "benchmarks.llm_optimizer_benchmark", str(chosen.harness), "--cell"]
         alone = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run([*command, *map(str, cell)], capture_output=True, text=True, env=alone)
         if done.returncode:
             raise SystemExit(f"{cell}: {done.stderr[-2000:]}")
-        results = json.loads(done.stdout.splitlines()[-1])
-        content = header("python -m benchmarks.llm_optimizer_benchmark HARNESS", 0)
-        run = {key: content[key] for key in ("machine", "commit")}  # the file's own are those of its last row
-        rows.append(dict(zip(("optimizer", "lr", "weight_decay", "seed"), cell, strict=True)) | results | run)
-        print(rows[-1], flush=True)
-        content["seed"] = sorted({row["seed"] for row in rows})
-        plan = {"planned_rates": RATES, "planned_decays": DECAYS}
-        write_result(RESULTS, {**content, "settings": " ".join(SETTINGS), "cap": CAP, **plan, "rows": rows})
+        stored.add(own | json.loads(done.stdout.splitlines()[-1]) | run)
 
 
 if __name__ == "__main__":

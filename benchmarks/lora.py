@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import wellnormed as wn
 from benchmarks.public_defaults import cases, chain, fit
-from papers.header import header, stored_rows, write_result
+from papers.header import Stored
 
 OUTPUT = Path("results/lora.json")
 RANK, STEPS, BEFORE, SEEDS, MOST = 4, 300, 1000, (0, 1, 2), 7
@@ -72,23 +72,23 @@ def adapted(base: nn.Module, seed: int) -> nn.Module:
 def main() -> None:
     """Run what has no row, and print the mean loss of every arm at its rates."""
     torch.set_num_threads(1)
-    rows, about = stored_rows(OUTPUT), header("python -m benchmarks.lora", list(SEEDS))
     case = cases()["GPT-2"]
     first, second = (chain(torch.Generator().manual_seed(seed)) for seed in (1234, 4321))
     torch.manual_seed(0)
     base = case.model()
     before = fit(base, case, first, [torch.optim.AdamW(base.parameters(), lr=0.01)], BEFORE, 0)
     print(f"before: {before:.3f}", flush=True)
+    stored = Stored(OUTPUT, "python -m benchmarks.lora", steps=STEPS, rank=RANK, before=before)
     for name, (make, own) in ARMS.items():
-        tried = sorted({*own, *(row["rate"] for row in rows if row["arm"] == name)})
+        tried = sorted({*own, *(row["rate"] for row in stored.rows if row["arm"] == name)})
         while True:
             for rate, seed in ((rate, seed) for rate in tried for seed in SEEDS):
-                if not any((row["arm"], row["rate"], row["seed"]) == (name, rate, seed) for row in rows):
+                if not stored.has(arm=name, rate=rate, seed=seed):
                     model = adapted(base, seed)
                     loss = fit(model, case, second, [make(model, rate)], STEPS, seed)
-                    rows.append({"arm": name, "rate": rate, "seed": seed, "loss": round(loss, 6)})
-                    write_result(OUTPUT, {**about, "steps": STEPS, "rank": RANK, "before": before, "rows": rows})
-            means = {rate: fmean(r["loss"] for r in rows if (r["arm"], r["rate"]) == (name, rate)) for rate in tried}
+                    stored.add({"arm": name, "rate": rate, "seed": seed, "loss": round(loss, 6)})
+            own_rows = [row for row in stored.rows if row["arm"] == name]
+            means = {rate: fmean(row["loss"] for row in own_rows if row["rate"] == rate) for rate in tried}
             best = min(means, key=means.__getitem__)
             if best not in (tried[0], tried[-1]) or len(tried) == MOST:
                 break

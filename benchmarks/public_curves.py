@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import wellnormed as wn
-from papers.header import header, stored_rows, write_result
+from papers.header import Stored
 from wellnormed.data import load_shakespeare
 
 OUTPUT = Path("results/public-curves.json")
@@ -125,18 +125,14 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Run what has no row yet, and draw the figure."""
     torch.set_num_threads(1)
-    rows = stored_rows(OUTPUT)
-    about = header("python -m benchmarks.public_curves", list(SEEDS))
+    stored = Stored(OUTPUT, "python -m benchmarks.public_curves", model=f"GPT2LMHeadModel {SIZE}", steps=STEPS)
     for seed in SEEDS:
         for name, (_, rates) in OPTIMIZERS.items():
             for rate in rates:
-                if any((row["optimizer"], row["rate"], row["seed"]) == (name, rate, seed) for row in rows):
-                    continue
-                row = {"optimizer": name, "rate": rate, "seed": seed, "commit": about["commit"][:10]}
-                rows.append({**row, "curve": train(name, rate, seed)})
-                print(name, rate, seed, rows[-1]["curve"][-1], flush=True)
-                write_result(OUTPUT, {**about, "model": f"GPT2LMHeadModel {SIZE}", "steps": STEPS, "rows": rows})
-    draw(rows, OUTPUT.with_suffix(".png"))
+                cell = {"optimizer": name, "rate": rate, "seed": seed}
+                if not stored.has(**cell):
+                    stored.add(cell | stored.commit | {"curve": train(name, rate, seed)})
+    draw(stored.rows, OUTPUT.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wellnormed as wn
-from papers.header import header, stored_rows, write_result
+from papers.header import Stored
 from wellnormed.optim.directions import BoundedAdam, Direction
 
 OUTPUT = Path("results/public-defaults.json")
@@ -284,19 +284,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="seeds that run")
     seeds = parser.parse_args().seeds
     torch.set_num_threads(1)
-    rows = stored_rows(OUTPUT)
-    about = header("python -m benchmarks.public_defaults", sorted({*seeds, *(row["seed"] for row in rows)}))
+    stored = Stored(OUTPUT, "python -m benchmarks.public_defaults", steps=STEPS)
     for seed in seeds:
         for model, case in cases().items():
-            while cell := next(missing(rows, [seed], model), None):
+            while cell := next(missing(stored.rows, [seed], model), None):
                 name, rate, _ = cell
                 loss = train(case, ARMS[name], rate, seed)
-                stored = round(loss, 10) if math.isfinite(loss) else None
-                row = {"model": model, "arm": name, "rate": rate, "seed": seed, "loss": stored}
-                rows.append({**row, "commit": about["commit"][:10]})
-                print(model, name, rate, seed, loss, flush=True)
-                write_result(OUTPUT, {**about, "steps": STEPS, "rows": rows})
-    print(table(rows))
+                found = {"seed": seed, "loss": round(loss, 10) if math.isfinite(loss) else None}
+                stored.add({"model": model, "arm": name, "rate": rate} | found | stored.commit)
+    print(table(stored.rows))
 
 
 if __name__ == "__main__":

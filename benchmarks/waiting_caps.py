@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import torch
 
-from papers.header import header, stored_rows, write_result
+from papers.header import Stored
 from wellnormed._files import read_json
 from wellnormed.constraints.caps import Cap
 from wellnormed.models.config import GPTConfig
@@ -67,13 +67,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
-    rows = stored_rows(options.output)
-    about = header("python -m benchmarks.waiting_caps", SEEDS)
+    stored = Stored(options.output, "python -m benchmarks.waiting_caps", steps=options.steps)
     for constraint, room, seed in itertools.product(KINDS, ROOMS, SEEDS):
-        if not any((row["constraint"], row["room"], row["seed"]) == (constraint, room, seed) for row in rows):
-            rows.append(run(constraint, room, seed, options.steps))
-            print(rows[-1], flush=True)
-            write_result(options.output, {**about, "steps": options.steps, "rows": rows})
+        if not stored.has(constraint=constraint, room=room, seed=seed):
+            stored.add(run(constraint, room, seed, options.steps))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from papers.header import header, stored_rows, write_result
+from papers.header import Stored
 from wellnormed.train import TrainConfig, train
 from wellnormed.train.presets import PRESETS
 
@@ -26,15 +26,14 @@ ARMS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    """Run what has no row, and print all."""
+    """Run what has no row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     seeds = parser.parse_args().seeds
-    rows = stored_rows(OUTPUT)
-    about = header("python -m benchmarks.without_schedule", sorted({*seeds, *(row["seed"] for row in rows)}))
+    stored = Stored(OUTPUT, "python -m benchmarks.without_schedule")
     for seed in seeds:
         for arm, settings in ARMS.items():
-            if any((row["arm"], row["seed"]) == (arm, seed) for row in rows):
+            if stored.has(arm=arm, seed=seed):
                 continue
             preset = PRESETS["cpu"]
             assert isinstance(preset, TrainConfig)
@@ -44,12 +43,9 @@ def main() -> None:
             )  # fmt: skip
             with tempfile.TemporaryDirectory() as folder:
                 metrics = train(config, Path(folder) / "run").read_metrics()
-            for step, found in {row["step"]: row for row in metrics if "log10_lipschitz" in row}.items():
-                own = {key: found[key] for key in ("validation_loss", "log10_lipschitz")}
-                rows.append({"arm": arm, "seed": seed, "step": step, **own, "commit": about["commit"][:10]})
-            write_result(OUTPUT, {**about, "rows": rows})
-    for row in rows:
-        print(row)
+            cell, keys = {"arm": arm, "seed": seed}, ("step", "validation_loss", "log10_lipschitz")
+            found = {row["step"]: {key: row[key] for key in keys} for row in metrics if keys[-1] in row}
+            stored.add(*(cell | row | stored.commit for row in found.values()))
 
 
 if __name__ == "__main__":

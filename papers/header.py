@@ -42,6 +42,36 @@ def stored_rows(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text())["rows"] if path.exists() else []
 
 
+class Stored:
+    """The rows of a result that a script goes on with: each is printed and written when it is made, and made once.
+
+    The file's `seed` is the list of those of its rows, if they have any.
+
+    Args:
+        path: The file, whose rows of before count.
+        command: As for `header`.
+        content: What stands beside the rows.
+    """
+
+    def __init__(self, path: Path, command: str, **content: Any) -> None:
+        self.path, self.rows = path, stored_rows(path)
+        self.content: dict[str, Any] = header(command, 0) | content
+        self.commit = {"commit": self.content["commit"][:10]}
+        """What a row says that was made by this run, where others may be of other commits."""
+
+    def has(self, **cell: Any) -> bool:
+        """Whether some row has these entries."""
+        return any(cell.items() <= row.items() for row in self.rows)
+
+    def add(self, *rows: Mapping[str, Any]) -> None:
+        """Print rows, and write all."""
+        for row in rows:
+            self.rows.append(dict(row))
+            print(row, flush=True)
+        seeds = sorted({row["seed"] for row in self.rows if "seed" in row}) or self.content["seed"]
+        write_result(self.path, {**self.content, "seed": seeds, "rows": self.rows})
+
+
 def write_result(path: Path, content: Mapping[str, Any]) -> None:
     """Write a result as JSON, one row of `content["rows"]` a line, so that a difference between two runs can be read.
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 AT_MOST = {
-    "benchmarks": 2597,
+    "benchmarks": 2524,
     "campaigns": 2374,
-    "papers": 6128,
+    "papers": 6144,
     "src/wellnormed": 647,
     "certificates": 5144,
     "constraints": 1103,
@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1947,
     "routing": 863,
     "train": 1941,
-    "tests": 25173,
+    "tests": 25050,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

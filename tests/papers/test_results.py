@@ -11,7 +11,7 @@ from papers import frontier
 from papers._experiment import MODULES
 from papers.frontier import CONSTANTS, CURVES, GRID, figure_of, over_seeds
 from papers.frontier import run as run_points
-from papers.header import FIELDS, header, write_result
+from papers.header import FIELDS, Stored, header, write_result
 from wellnormed.models import PotentialConfig
 from wellnormed.train import TrainConfig
 
@@ -36,6 +36,8 @@ def test_every_result_says_commit_seed_machine_and_command():
             assert all(isinstance(seed, int) for seed in seeds), path
             if named := re.search(r"(?:reproduce|-m papers) ([\w-]+) --preset (cpu|paper)$", run["command"]):
                 assert named[1] in MODULES, path
+            elif "script" in run:  # the commit at which a script stands that is here no more
+                assert re.fullmatch("[0-9a-f]{40}", run["script"]), path
             else:  # a script, which may lie in another room today than at the commit of the run
                 script = re.search(r"-m [\w.]*?(\w+)(?: |$)|(\w+)\.py", run["command"])
                 assert script is not None, path
@@ -56,6 +58,18 @@ def test_a_header_names_its_run_and_no_file_is_written_without_one(tmp_path):
     assert '\n  {"a": 1},\n' in (tmp_path / "new" / "result.json").read_text()
     with pytest.raises(ValueError, match="lacks commit, machine"):
         write_result(tmp_path / "bare.json", {"command": "make it", "seed": 0})
+
+
+def test_a_script_goes_on_with_the_rows_that_it_has(tmp_path, capsys):
+    for seed in (3, 1):
+        stored = Stored(tmp_path / "result.json", "make it", steps=5)
+        assert not stored.has(seed=seed)
+        stored.add({"seed": seed, "loss": 0.5})
+        assert stored.has(seed=seed, loss=0.5)
+    content = json.loads(stored.path.read_text())
+    assert (content["seed"], content["steps"]) == ([1, 3], 5)
+    assert content["rows"] == [{"seed": 3, "loss": 0.5}, {"seed": 1, "loss": 0.5}]
+    assert capsys.readouterr().out.count("loss") == 2
 
 
 def test_the_frontier_averages_seeds_and_names_its_axes():
