@@ -58,6 +58,23 @@ def place(here):
 
 
 @pytest.fixture
+def refused(capsys):
+    """`refused("train", ...)`: the one sentence of a command that refuses."""
+
+    def sentence(*command):
+        from wellnormed.cli import main
+
+        capsys.readouterr()
+        assert main(list(command)) == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith("error: ")
+        assert shown.count("\n") == 1
+        return shown
+
+    return sentence
+
+
+@pytest.fixture
 def letters():
     """A small corpus of bytes."""
     from wellnormed.data.corpus import Corpus

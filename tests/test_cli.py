@@ -87,15 +87,13 @@ def test_a_word_for_a_number_is_answered_in_words(option, capsys):
         ("--threads 0", "--threads"),
     ],
 )
-def test_bad_values_are_answered_with_the_name_of_the_option(options, answer, capsys):
-    assert main(["train", *options.split()]) == 2
-    shown = capsys.readouterr().err
+def test_bad_values_are_answered_with_the_name_of_the_option(options, answer, refused):
+    shown = refused("train", *options.split())
     assert answer in shown
-    assert shown.count("\n") == 1
     assert "tyro" not in shown
 
 
-def test_every_command_on_run_and_exported_model(place, capsys):
+def test_every_command_on_run_and_exported_model(place, capsys, refused):
     assert main(["train", "--source", "text.txt", "--name", "a", *TINY]) == 0
     assert "validation loss" in capsys.readouterr().out
     symbols = "".join(sorted(set((place / "text.txt").read_text())))
@@ -109,16 +107,11 @@ def test_every_command_on_run_and_exported_model(place, capsys):
         assert len(capsys.readouterr().out) == 5 + 9 + 1
         assert main(["report", folder]) == 0
         assert "<svg" in (place / folder / "report.html").read_text()
-        capsys.readouterr()
-        assert main(["sample", folder, "--prompt", "Speak {"]) == 2
-        assert "error: the prompt has a character that the model never saw: '{'" in capsys.readouterr().err
+        assert "the prompt has a character that the model never saw: '{'" in refused("sample", folder, "--prompt", "S{")
     assert main(["train", "--resume", "runs/a"]) == 0
-    assert main(["train", "--resume", "runs/a", "--steps", "9"]) == 2
-    assert main(["train", "--source", "text.txt", "--name", "a", *TINY]) == 2
-    assert "exists" in capsys.readouterr().err
-
-    assert main(["train", "--resume", "exported"]) == 2
-    assert "is an exported model, which cannot be continued" in capsys.readouterr().err
+    refused("train", "--resume", "runs/a", "--steps", "9")
+    assert "exists" in refused("train", "--source", "text.txt", "--name", "a", *TINY)
+    assert "is an exported model, which cannot be continued" in refused("train", "--resume", "exported")
 
     path = place / "exported" / "config.json"
     config = sealed.read(path)
@@ -180,19 +173,17 @@ def test_an_interrupted_run_says_how_to_continue(place, at_step, capsys):
     assert main(["train", "--resume", "runs/a"]) == 0
 
 
-def test_a_run_from_another_folder_names_the_text_that_it_misses(place, capsys, monkeypatch):
+def test_a_run_from_another_folder_names_the_text_that_it_misses(place, refused, monkeypatch):
     assert main(["train", "--source", "text.txt", "--name", "a", *TINY]) == 0
     (place / "runs/a/manifest.json").unlink()
     (place / "elsewhere").mkdir()
     monkeypatch.chdir(place / "elsewhere")
-    capsys.readouterr()
-    assert main(["train", "--resume", "../runs/a"]) == 2
-    assert "a relative path is looked for in the present folder" in capsys.readouterr().err
-    assert main(["train", "--resume", str(place / "runs/b")]) == 2
-    assert f"does not exist, or is a file (did you mean {place / 'runs/a'}?)" in capsys.readouterr().err
+    assert "a relative path is looked for in the present folder" in refused("train", "--resume", "../runs/a")
+    shown = refused("train", "--resume", str(place / "runs/b"))
+    assert f"does not exist, or is a file (did you mean {place / 'runs/a'}?)" in shown
 
 
-def test_the_proof_of_an_exported_model_of_one_s_own_is_checked(tmp_path, capsys):
+def test_the_proof_of_an_exported_model_of_one_s_own_is_checked(tmp_path, capsys, refused):
     model = torch.nn.Linear(3, 2)
     export(model.eval(), tmp_path / "own", torch.zeros(1, 3), onnx=False)
     assert main(["verify", str(tmp_path / "own")]) == 0
@@ -203,15 +194,12 @@ def test_the_proof_of_an_exported_model_of_one_s_own_is_checked(tmp_path, capsys
     assert main(["verify", str(tmp_path / "own")]) == 1
     assert "not proved: " in capsys.readouterr().err
     (tmp_path / "own" / "certificate.json").unlink()
-    assert main(["verify", str(tmp_path / "own")]) == 2
-    assert "wellnormed.models" in capsys.readouterr().err
+    assert "wellnormed.models" in refused("verify", str(tmp_path / "own"))
 
 
 @pytest.mark.parametrize("command", ["certify", "verify", "sample", "report"])
-def test_a_missing_run_is_one_line_of_error(command, capsys, place):
-    assert main([command, "runs/nothing"]) == 2
-    shown = capsys.readouterr().err
+def test_a_missing_run_is_one_line_of_error(command, refused, place):
+    shown = refused(command, "runs/nothing")
     assert shown.startswith("error: runs/nothing does not exist, or is a file; pass a run folder")
-    assert shown.count("\n") == 1
     with pytest.raises(ValueError, match="runs/nothing"):
         main([command, "runs/nothing", "--debug"])

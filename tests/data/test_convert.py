@@ -82,7 +82,7 @@ def test_a_piece_ends_where_a_line_break_follows_a_letter(tmp_path, monkeypatch)
     assert [text for text, _ in convert._pieces(tmp_path / "text.txt")] == ["a", "\nb \n\n c", "\n\n\nd", "\n"]
 
 
-def test_the_command_writes_both_splits_and_never_over_them(here, capsys):
+def test_the_command_writes_both_splits_and_never_over_them(here, capsys, refused):
     (here / "text.txt").write_text(TEXT)
     (here / "other.txt").write_text("other")
     command = ["tokens", "text.txt", "other.txt", "my_val_x", "--validation", "other.txt", "--tokenizer", "bytes"]
@@ -93,8 +93,7 @@ def test_the_command_writes_both_splits_and_never_over_them(here, capsys):
     assert json.loads((here / "my_val_x/meta.json").read_text())["tokenizer"] == "bytes"
     names = {"meta.json", "my_val_x_train_000000.bin", "my_val_x_val_000000.bin"}
     assert {path.name for path in (here / "my_val_x").iterdir()} == names
-    assert main(command) == 2
-    assert "my_val_x exists; remove it, or choose another folder" in capsys.readouterr().err
+    assert "my_val_x exists; remove it, or choose another folder" in refused(*command)
 
 
 KILLED = """
@@ -121,15 +120,14 @@ def test_a_kill_leaves_no_shards_and_is_cleared_away_by_the_next_call(here):
     assert sorted(path.name for path in here.iterdir()) == ["shards", "text.txt"]
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(here, monkeypatch, capsys):
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(here, monkeypatch, refused):
     (here / "text.txt").write_text(TEXT)
 
     def full(path, content):
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(convert, "write_atomically", full)
-    assert main(["tokens", "text.txt", "shards", "--tokenizer", "bytes"]) == 2
-    assert "No space left on device" in capsys.readouterr().err
+    assert "No space left on device" in refused("tokens", "text.txt", "shards", "--tokenizer", "bytes")
     assert [path.name for path in here.iterdir()] == ["text.txt"]
 
 
@@ -159,17 +157,10 @@ def test_a_meta_that_no_conversion_writes_is_refused(tmp_path, damage):
         (["good.txt", "new/folder/shards", "--validation", "latin.txt"], "latin.txt, line 10"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_leaves_nothing(here, capsys, arguments, message):
-    for name, content in {
-        "good": b"good\n",
-        "latin": b"good\n" * 9 + b"caf\xe9!\n",
-        "zero": b"a\0b",
-        "empty": b"",
-    }.items():
+def test_a_mistake_is_one_sentence_and_leaves_nothing(here, refused, arguments, message):
+    texts = {"good": b"good\n", "latin": b"good\n" * 9 + b"caf\xe9!\n", "zero": b"a\0b", "empty": b""}
+    for name, content in texts.items():
         (here / f"{name}.txt").write_bytes(content)
     before = sorted(here.iterdir())
-    assert main(["tokens", *arguments, "--tokenizer", "bytes"]) == 2
-    shown = capsys.readouterr().err
-    assert message in shown
-    assert shown.count("\n") == 1
+    assert message in refused("tokens", *arguments, "--tokenizer", "bytes")
     assert sorted(here.iterdir()) == before

@@ -1,11 +1,12 @@
 import hashlib
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.undrawn import undrawn
+from wellnormed.cli import main
 from wellnormed.models import GPTConfig, PotentialConfig
 from wellnormed.train import TrainConfig, evaluate, finish
 
@@ -49,6 +50,17 @@ def _without_figures(request):
 
 def write_text(path):
     path.write_text("First Citizen:\nBefore we proceed any further, hear me speak.\n\n" * 40)
+
+
+@contextmanager
+def with_runs(folder, *commands):
+    """In a folder with a text, these commands are run, which all succeed; the folder is the present one within."""
+    (folder / "text.txt").write_text("Speak, speak. We know't, we know't.\n" * 60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for command in commands:
+            assert main(command) == 0
+        yield folder
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from wellnormed.certificates.certificate import Certificate
 from wellnormed.cli import main
 from wellnormed.train import RunFolder, TrainConfig, report
 
+from .conftest import with_runs
 from .crash import OPTIONS
 
 CHROMIUM = shutil.which("chromium")
@@ -19,12 +20,9 @@ CHROMIUM = shutil.which("chromium")
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with a finished run of a long name."""
-    folder = tmp_path_factory.mktemp("report")
-    (folder / "text.txt").write_text("Speak, speak. We know't, we know't.\n" * 60)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main(["train", "--source", "text.txt", "--lipschitz", "5", *OPTIONS, "--name", "a" * 200]) == 0
-    return folder
+    begin = ["train", "--source", "text.txt", "--lipschitz", "5", *OPTIONS, "--name", "a" * 200]
+    with with_runs(tmp_path_factory.mktemp("report"), begin) as folder:
+        return folder
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from wellnormed.cli import main
 from wellnormed.train import RunFolder
 from wellnormed.train.language import LanguageTask
 
+from .conftest import with_runs
+
 TOKENS = """
 nanogpt --steps 6 --batch 4 --model.width 16 --model.blocks 1 --model.heads 2 --model.length 16 --checkpoint-every 5
 --validation-tokens 500 --certify no --sample-tokens 0 --device cpu --data data
@@ -25,14 +27,10 @@ TIMED = ("peak_memory_bytes", "update_share", "tokens_per_second")
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with a text, shards of it, and a finished run of each kind."""
-    folder = tmp_path_factory.mktemp("stopping")
-    (folder / "text.txt").write_text("Speak, speak. We know't, we know't.\n" * 60)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main(["tokens", "text.txt", "data", "--validation", "text.txt", "--tokenizer", "bytes"]) == 0
-        for kind, options in KINDS.items():
-            assert main(["train", *options, "--name", kind]) == 0
-    return folder
+    runs = [["train", *options, "--name", kind] for kind, options in KINDS.items()]
+    shards = ["tokens", "text.txt", "data", "--validation", "text.txt", "--tokenizer", "bytes"]
+    with with_runs(tmp_path_factory.mktemp("stopping"), shards, *runs) as folder:
+        return folder
 
 
 @pytest.fixture(params=KINDS)

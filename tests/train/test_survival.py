@@ -15,6 +15,8 @@ from tests.train.crash import MADE_AGAIN, OPTIONS, PART, bits, call, limited
 from wellnormed._files import json_text, read_json
 from wellnormed.train.lock import locked
 
+from .conftest import with_runs
+
 SLOW = [pytest.param(which, marks=pytest.mark.slow) for which in ("kind", "every")]
 WHICH = pytest.mark.parametrize("which", ["some", *SLOW])
 """Some kinds; the slow tests take each kind, and every place."""
@@ -44,12 +46,8 @@ def outcomes(folder, how, which):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with a text, and in runs/whole a finished run without figures."""
-    folder = tmp_path_factory.mktemp("place")
-    (folder / "text.txt").write_text("Speak, speak. We know't, we know't.\n" * 60)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        status, shown = call(["train", "--source", "text.txt", "--name", "whole", *OPTIONS])
-        assert status == 0, shown
+    begin = ["train", "--source", "text.txt", "--name", "whole", *OPTIONS]
+    with with_runs(tmp_path_factory.mktemp("place"), begin) as folder:
         yield folder
 
 
