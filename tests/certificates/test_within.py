@@ -87,6 +87,14 @@ def capped(model, cap=1.5):
     return optimizer, wn.constrain(optimizer, {"*": wn.HardCap(cap)})
 
 
+def push(model, optimizer, x, steps):
+    """Steps that make the result longer."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).square().sum().neg().backward()
+        optimizer.step()
+
+
 def perceptron():
     return nn.Sequential(nn.Linear(6, 9, bias=False), nn.ReLU(), nn.Linear(9, 4, bias=False))
 
@@ -99,9 +107,7 @@ def test_the_bound_is_known_before_training_and_true_after_every_step():
     assert before.lipschitz == pytest.approx(1.5**2, rel=1e-6)
     assert before.each_sample
     for step in range(10):
-        optimizer.zero_grad()
-        model(torch.randn(5, 6)).square().sum().neg().backward()
-        optimizer.step()
+        push(model, optimizer, torch.randn(5, 6), 1)
         if step % 3 == 0:
             now = wn.certify(model, x)
             assert now.lipschitz <= before.lipschitz
@@ -207,10 +213,15 @@ def test_what_is_added_before_a_softmax_is_no_mask():
     assert found == pytest.approx(1.0, rel=1e-6)  # half of the cap
 
 
+def half_capped():
+    """Two matrices, of which the first has a cap."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    return model, wn.constrain(wn.Scion(model, lr=0.1), {"0": wn.HardCap(1.0)})
+
+
 def test_a_weight_that_is_trained_without_a_promise_is_refused_and_a_frozen_one_is_as_it_is():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
-    constraints = wn.constrain(wn.Scion(model, lr=0.1), {"0": wn.HardCap(1.0)})
+    model, constraints = half_capped()
     with pytest.raises(
         UncertifiableError, match=r"entries of 1\.weight, .*; add '1\.weight': wn\.SoftCap\(1\.0\) to constrain"
     ):
@@ -244,8 +255,7 @@ def part_of_an_array(model):
     [frozen, lambda m: buffer(m, persistent=True), lambda m: buffer(m, persistent=False), attribute, part_of_an_array],
 )
 def test_what_shares_the_memory_of_a_trained_weight_is_refused(share):
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
-    constraints = wn.constrain(wn.Scion(model, lr=0.1), {"0": wn.HardCap(1.0)})
+    model, constraints = half_capped()
     share(model)
     with pytest.raises(UncertifiableError, match=r"the bound needs entries of 1\.weight"):
         wn.certify(model, torch.randn(2, 4), within=constraints)
@@ -253,8 +263,7 @@ def test_what_shares_the_memory_of_a_trained_weight_is_refused(share):
 
 @pytest.mark.parametrize("keep", [setattr, lambda model, name, tensor: model.register_buffer(name, tensor)])
 def test_what_is_trained_without_being_a_parameter_is_refused(keep):
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
-    constraints = wn.constrain(wn.Scion(model, lr=0.1), {"0": wn.HardCap(1.0)})
+    model, constraints = half_capped()
     del model[1].weight
     keep(model[1], "weight", torch.ones(4, 4, requires_grad=True))
     with pytest.raises(UncertifiableError, match=r"the bound needs entries of 1\.weight"):
@@ -319,10 +328,7 @@ def test_biases_have_caps_too():
     optimizer = wn.Scion(model, lr=0.3)
     constraints = wn.constrain(optimizer, {"*.weight": wn.HardCap(1.5), "*.bias": wn.ColumnCap(0.5)})
     always = wn.certify(model, x, within=constraints)
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(x).square().sum().neg().backward()
-        optimizer.step()
+    push(model, optimizer, x, 5)
     now = wn.certify(model, x)
     assert 0.9 * always.lipschitz < now.lipschitz <= always.lipschitz
     assert 0.9 * always.activation_rms < now.activation_rms <= always.activation_rms
@@ -373,10 +379,7 @@ def test_gains_biases_and_positions_within_caps(name, tmp_path):
     always.save(tmp_path / "certificate.json")
     report = verify(tmp_path / "certificate.json", model.state_dict())
     assert float(report.lipschitz) == pytest.approx(always.lipschitz)
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(x).square().sum().neg().backward()
-        optimizer.step()
+    push(model, optimizer, x, 2)
     now = wn.certify(model, x)
     assert now.lipschitz <= always.lipschitz * (1 + 1e-9)
     assert now.activation_rms <= always.activation_rms * (1 + 1e-9)
@@ -446,9 +449,7 @@ def test_convolutions_within_caps(mode, groups):
     constraints = wn.constrain(optimizer, {"*.weight": wn.HardCap(1.5), "*.bias": wn.ColumnCap(0.5)})
     always = wn.certify(model, x, within=constraints)
     for _ in range(2):
-        optimizer.zero_grad()
-        model(x).square().sum().neg().backward()
-        optimizer.step()
+        push(model, optimizer, x, 1)
         assert wn.certify(model, x).lipschitz <= always.lipschitz
     assert wn.certify(model, x, within=constraints).lipschitz == always.lipschitz
 

@@ -89,14 +89,6 @@ def _iterator_counter(m, x):
     return x * (1000.0 if next(m.counter) > 50 else 1.0)
 
 
-_CALLS = {"n": 0}
-
-
-def _global_counter(m, x):
-    _CALLS["n"] += 1
-    return x * _CALLS["n"]
-
-
 def _tensor_in_a_list(m, x):
     m.tensors[0].add_(1)
     return x * (1 + 1000 * (m.tensors[0] > 50))
@@ -151,10 +143,6 @@ def _whole_minimum(m, x):
 
 def _whole_minimum_64(m, x):
     return x * (torch.full((1,), -(2**63), dtype=torch.int64).abs() < 0).float() * 1000
-
-
-def _exporting(m, x):
-    return x if torch.compiler.is_exporting() else torch.where(x > 50, 1000 * x, x)
 
 
 def _compiling(m, x):
@@ -215,14 +203,6 @@ def _torch_random(m, x):
 
 def _random_factor(m, x):
     return x * torch.rand(3)
-
-
-def _requires_grad(m, x):
-    return x * (1000.0 if x.requires_grad else 1.0)
-
-
-def _grad_mode(m, x):
-    return x * (1000.0 if torch.is_grad_enabled() else 1.0)
 
 
 def _inference_mode(m, x):
@@ -290,7 +270,6 @@ REFUSED = {
     "counter in a dictionary": (_dict_counter, "changes its attributes"),
     "counter in an object": (_object_counter, "changes its attributes"),
     "counter in an iterator": (_iterator_counter, "changes its attributes"),
-    "counter outside": (_global_counter, "such as randomness, an earlier call"),
     "tensor in a list": (_tensor_in_a_list, "cannot be captured"),
     "last input": (_last_input, "changes its attributes"),
     "last input outside": (_kept_outside, "itself fails|cannot be run|cannot be captured|does not compute"),
@@ -298,7 +277,6 @@ REFUSED = {
     "parameter swapped": (_swapped, "changes its attributes"),
     "parameter scaled": (_scaled, "overwrites other"),
     "parameter scaled, and back": (_scaled_and_back, "overwrites other"),
-    "is exporting": (_exporting, "does not compute"),
     "is compiling": (_compiling, "does not compute"),
     "is compiling, by dynamo": (_dynamo, "does not compute"),
     "plain tensors only": (_plain_tensors_only, "does not compute"),
@@ -311,9 +289,7 @@ REFUSED = {
     "NumPy's random numbers": (_numpy_random, "draws random numbers"),
     "rare random numbers": (_torch_random, "draws random numbers"),
     "random factor": (_random_factor, "draws random numbers"),
-    "gradients recorded": (_grad_mode, "does not compute"),
     "branch on values": (_branch, "values of the input decide"),
-    "input that requires gradients": (_requires_grad, "does not compute"),
 }
 """Models that are another function in another call, so that no bound holds; and words of the reason."""
 

@@ -238,22 +238,43 @@ def test_rows_cannot_be_left_out_doubled_or_exchanged() -> None:
 
 
 def test_constants_enter_the_bound() -> None:
-    for name, operation, key, value in (
-        ("gates", "ball", "scale", 2.0),
-        ("gates", "unit", "eps", 0.05),
-        ("encoder", "normalization", "eps", 1e-6),
-        ("moves", "times", "factor", 0.9),
-        ("potential gpt", "convex_potential", "factor", -2.0),
-        ("mlp", "elementwise", "function", "gelu_tanh"),
-        ("attention", "attention", "scale", 0.6),
-        ("convolutions", "convolution", "stride", [1, 1]),
-        ("mlp", "input", "radius", 2.0),
+    positive = "of its constants must be a positive number, got"
+    for name, operation, key, value, reason in (
+        ("gates", "ball", "scale", 2.0, "less than"),
+        ("gates", "ball", "scale", -1.0, f"scale {positive} -1.0"),
+        ("gates", "unit", "eps", 0.05, "less than"),
+        ("encoder", "normalization", "eps", 1e-6, "less than"),
+        ("moves", "times", "factor", 0.9, "less than"),
+        ("moves", "times", "factor", math.nan, "factor"),
+        ("potential gpt", "convex_potential", "factor", -2.0, "less than"),
+        ("mlp", "elementwise", "function", "gelu_tanh", "less than"),
+        ("attention", "attention", "scale", 0.6, "less than"),
+        ("convolutions", "convolution", "stride", [1, 1], "claim 0 must be"),
+        ("mlp", "input", "radius", 2.0, "radius .* less than"),
+        ("mlp", "input", "radius", 0.0, f"radius {positive} 0.0"),
+        ("mlp", "input", "radius", math.inf, "radius of its constants must be .*, got inf"),
+        ("mlp", "input", "low", -1.0, "neither a ball nor a box"),
+        ("mlp", "input", "dtype", "float8", "dtype of its constants must be 'float64' or .*, got 'float8'"),
     ):
         document, tensors = made(name)
         for row in rows(document, operation):
-            if key in row["constants"]:
+            if key in row["constants"] or key == "low":
                 row["constants"][key] = value
-        with pytest.raises(CheckError):
+        with pytest.raises(CheckError, match=reason):
+            check(document, tensors)
+
+
+def test_a_row_that_reads_or_claims_something_else_is_refused() -> None:
+    for change, reason in (
+        ({"operation": "contraction"}, "of its constants is unknown"),
+        ({"operation": "magic"}, "magic"),
+        ({"inputs": ["nowhere"]}, "nowhere"),
+        ({"claims": []}, "claim"),
+        ({"gain": {"shape": [1, 1], "values": ["NaN"]}}, "must be the digits of a number, got 'NaN'"),
+    ):
+        document, tensors = made("mlp")
+        rows(document, "linear")[0].update(change)
+        with pytest.raises(CheckError, match=reason):
             check(document, tensors)
 
 
