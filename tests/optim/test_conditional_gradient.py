@@ -1,7 +1,6 @@
 """The engine, its two compositions, and the contract every torch optimizer keeps."""
 
 import copy
-import re
 
 import pytest
 import torch
@@ -62,8 +61,7 @@ def test_state_is_tensors_per_parameter_and_loads_without_pickled_objects(make, 
     torch.load(tmp_path / "state.pt", weights_only=True)
 
 
-@every_optimizer
-def test_schedulers_move_every_group(make):
+def test_schedulers_move_every_group():
     model = tiny_model()
     optimizer = wn.optim.ConditionalGradient(wn.assign_norms(model), 0.1, lr_factors={"0": 2.0, "1.bias": 0.5})
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
@@ -82,7 +80,7 @@ def test_closure_and_missing_and_zero_gradients(make):
     model.zero_grad()
     optimizer_without_history = make(model, 0.0)
     before = weights(model)
-    with pytest.warns(UserWarning, match="found no gradient in any parameter") as told:
+    with pytest.warns(UserWarning, match=r"found no gradient in any parameter.*backward\(\) was not called") as told:
         optimizer_without_history.step()
     assert told[0].filename == __file__  # whose line is to be changed
     optimizer_without_history.step()  # told once
@@ -184,28 +182,3 @@ def test_update_norm_bounds_the_true_step(coefficients):
         optimizer.step()
         step = float(norm.upper_bound(model.weight.detach() - before))
         assert step <= optimizer.update_norm("weight") * (1 + 1e-4)  # float32 subtraction
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lr": -1.0}, "lr=-1.0"),
-        ({"lr": float("nan")}, "lr=nan"),
-        ({"lr": 0.1, "momentum": 1.0}, "momentum=1.0"),
-        ({"lr": 0.1, "radius": 0.0}, "radius=0.0"),
-        ({"lr": 2.0, "step_rule": "constrained"}, "at most 1"),
-        ({"lr": 0.1, "step_rule": "sideways"}, "sideways"),
-        ({"lr": 0.1, "lr_factors": {"nothing": 1.0}}, "matches no trainable parameter"),
-        ({"lr": 0.1, "lr_factors": {"0": -1.0}}, "lr_factors"),
-    ],
-)
-def test_bad_settings_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        wn.optim.ConditionalGradient(wn.assign_norms(tiny_model()), **settings)
-
-
-def test_printing_shows_the_routing():
-    text = str(wn.Scion(wn.assign_norms(tiny_model()), lr=0.1))
-    assert "0.weight" in text
-    assert "Spectral" in text
-    assert re.search(r"Spectral +1 +nn\.Linear", text)

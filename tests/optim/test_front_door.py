@@ -195,10 +195,6 @@ def empty_layer() -> nn.Module:
     ("make", "message"),
     [
         (
-            lambda m: wn.Scion(m, adamw={"lr": 1e-3}),
-            r"adamw must be an AdamWSettings, or some by .*, got \{'lr': 0.001\}; pass adamw=AdamWSettings\(",
-        ),
-        (
             lambda m: wn.Scion(m, overrides={"0": wn.Spectral}),
             r"overrides\['0'\] must be a norm, got the class Spectral; pass Spectral\(\)",
         ),

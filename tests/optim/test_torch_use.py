@@ -93,14 +93,6 @@ def test_maximize_is_descent_of_the_negative(make):
     assert same(one, other)
 
 
-def test_a_step_without_any_gradient_warns_once_and_names_the_cause():
-    model = network()
-    optimizer = wn.Scion(model, lr=0.1)
-    with pytest.warns(UserWarning, match=r"no gradient in any parameter.*backward\(\) was not called"):
-        optimizer.step()
-    optimizer.step()
-
-
 def test_meta_and_sparse_and_empty_are_refused_by_name():
     with torch.device("meta"):
         model = network()

@@ -13,6 +13,7 @@ from wellnormed.norms import Experts, PerHead, SpectralConv, Split
 
 GQA = SimpleNamespace(num_attention_heads=8, num_key_value_heads=2, hidden_size=16, head_dim=2)
 TRANSPOSED = wn.Spectral(input_axis=0)
+HEAD = wn.Spectral(units="l2")
 
 
 def alone(name: str, layer: nn.Module, **attributes) -> nn.Module:
@@ -68,6 +69,13 @@ def linear(d_in: int, d_out: int) -> nn.Module:
         (alone("Wi", linear(16, 48), config=SimpleNamespace(intermediate_size=24)), Split(2)),
         (alone("Wi", linear(16, 48)), wn.Spectral()),
         (alone("q_proj", linear(16, 48)), wn.Spectral()),
+        (alone("wqkv", linear(16, 32), n_heads=4, n_kv_heads=2, head_dim=4), PerHead(8, HEAD)),  # of InternLM2, or not
+        (alone("wqkv", linear(16, 48), n_heads=4), Split(3)),
+        (alone("W_pack", linear(16, 48), num_heads=4), Split(3)),
+        (alone("att_proj", linear(16, 32), config=SimpleNamespace(n_heads=4, n_kv_heads=2)), Split((16, 8, 8))),
+        (alone("to_q_k_v", linear(16, 48)), Split(3)),
+        (alone("in_proj", linear(16, 48), num_heads=4), Split(3)),
+        (alone("in_proj", linear(16, 48)), wn.Spectral()),
         (nn.ModuleDict({"module": alone("c_attn", linear(16, 48))}), Split(3)),
         (nn.ModuleDict({"_orig_mod": alone("c_attn", conv1d(16, 48))}), Split(3, TRANSPOSED, dim=1)),
     ],
@@ -78,9 +86,6 @@ def test_fused_projections_are_split_by_name_size_and_heads(model, norm):
 
 def test_signs_of_a_matrix_with_its_inputs_first_count_its_inputs():
     assert norm_of(conv1d(4, 12), "sign-only") == wn.Sign(normalized=True, output_axis=1)
-
-
-HEAD = wn.Spectral(units="l2")
 
 
 @pytest.mark.parametrize(
@@ -349,22 +354,6 @@ def test_parametrized_layers_beside_one_count_too():
     model = nn.ModuleDict({"block": pair(linear(64, 256), linear(256, 64)), "head": linear(7, 3)})
     nn.utils.parametrizations.spectral_norm(model["block"]["fc2"])
     assert next(iter(wn.assign_norms(model))).norm == wn.Spectral()
-
-
-@pytest.mark.parametrize(
-    ("leaf", "d_out", "attributes", "norm"),
-    [
-        ("wqkv", 128, {"n_heads": 4, "n_kv_heads": 2, "head_dim": 16}, PerHead(8, HEAD)),  # of InternLM2, or not
-        ("wqkv", 192, {"n_heads": 4}, Split(3)),
-        ("W_pack", 192, {"num_heads": 4}, Split(3)),
-        ("att_proj", 128, {"config": SimpleNamespace(n_heads=4, n_kv_heads=2)}, Split((64, 32, 32))),
-        ("to_q_k_v", 192, {}, Split(3)),
-        ("in_proj", 192, {"num_heads": 4}, Split(3)),
-        ("in_proj", 192, {}, wn.Spectral()),
-    ],
-)
-def test_more_names_of_queries_keys_and_values(leaf, d_out, attributes, norm):
-    assert norm_of(alone(leaf, linear(64, d_out), **attributes)) == norm
 
 
 class ColumnParallelLinear(nn.Module):
