@@ -120,11 +120,6 @@ def constrained() -> dict[str, tuple[Callable[[], Any], str]]:
     }
 
 
-def composed() -> nn.Module:
-    """Layers that `ModularDescent` has rules for."""
-    return nn.Sequential(nn.Embedding(20, 12), nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 20))
-
-
 Made = tuple[torch.optim.Optimizer, Any]
 """An optimizer, and what holds the weights after its steps, or None."""
 
