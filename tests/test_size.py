@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 AT_MOST = {
     "benchmarks": 2524,
-    "campaigns": 2374,
+    "campaigns": 2372,
     "papers": 6144,
     "src/wellnormed": 647,
     "certificates": 5144,
@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1947,
     "routing": 863,
     "train": 1941,
-    "tests": 25050,
+    "tests": 24933,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")
