@@ -15,7 +15,7 @@ AT_MOST = {
     "campaigns": 2372,
     "papers": 6144,
     "src/wellnormed": 647,
-    "certificates": 5144,
+    "certificates": 5170,
     "constraints": 1103,
     "data": 608,
     "matrix": 1290,
@@ -26,10 +26,10 @@ AT_MOST = {
     "optim": 1834,
     "parallel": 366,
     "program": 1175,
-    "proof": 1947,
+    "proof": 1949,
     "routing": 863,
     "train": 1941,
-    "tests": 24933,
+    "tests": 24963,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

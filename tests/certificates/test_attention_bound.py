@@ -147,3 +147,42 @@ def test_bounds_beyond_floating_point() -> None:
     assert 400 < certificate.log10_lipschitz < math.inf
     assert certificate.exact_lipschitz > Decimal("1e400")
     assert "e+" in str(certificate)
+
+
+class OfPatches(nn.Module):
+    """Patches of an image, each in a ball; the mean of all, and a share of the mean after attention."""
+
+    def __init__(self, share: float, scale: float) -> None:
+        super().__init__()
+        self.share, self.scale, self.ball = share, scale, BallProjection(0.25)
+        self.patches = nn.Conv2d(1, 16, 4, stride=4, bias=False)
+        self.project = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(3))
+        for weight in self.parameters():
+            nn.init.orthogonal_(weight.flatten(1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.ball(self.patches(images).flatten(2).mT)
+        q, k, v = (project(tokens) for project in self.project)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, scale=self.scale)
+        return (1 - self.share) * tokens.mean(1) + self.share * attended.mean(1)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_the_tokens_of_an_image_have_radii_of_their_own(scale: float) -> None:
+    """Each lies in a ball of radius 1, all of them in one of radius 4, where the logits would be 16 times as large."""
+    torch.manual_seed(0)
+    model, image = OfPatches(0.5, scale=scale).double(), torch.rand(1, 1, 16, 16, dtype=torch.float64)
+    certificate = certify(model, image, box=(0, 1))
+    theorem = 0.5 + 0.5 * (math.sqrt(1 + scale**2) + scale)
+    assert certificate.l2_lipschitz is not None
+    assert 0.01 * certificate.lipschitz < lower_bound(model, image, box=(0, 1)).value <= certificate.lipschitz
+    assert certificate.l2_lipschitz <= theorem * (1 + 1e-6)
+
+
+def test_an_image_is_one_group_where_that_bound_is_lower() -> None:
+    """The mean of 16 tokens moves by at most a quarter of what all move by together, and by what each moves by."""
+    torch.manual_seed(0)
+    model = OfPatches(1e-3, scale=1.0).double()
+    certificate = certify(model, torch.rand(1, 1, 16, 16, dtype=torch.float64), box=(0, 1))
+    assert certificate.l2_lipschitz is not None
+    assert 0.25 <= certificate.l2_lipschitz < 0.3

@@ -17,7 +17,7 @@ from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.networks import Joint
 from wellnormed.certificates.progress import progress_lines
 from wellnormed.certificates.promising import promise_of
-from wellnormed.certificates.walk import Walk
+from wellnormed.certificates.walk import Walk, walked
 from wellnormed.constraints import Constraints
 from wellnormed.program.comparing import Comparison, captured
 from wellnormed.program.domain import Box, Domain
@@ -117,10 +117,9 @@ def certify(
 
         def bound(program: Program) -> None:
             promises = {} if isinstance(model, Program) else promises_of(model, within, program)
-            walks.append(walk := Walk(program, domain, promises))
-            walk.run(margins, bar("operations bounded"))
+            walks.append(walked(program, domain, promises, margins, bar("operations bounded")))
             if joint is not None:
-                walks[-1] = joint.improved(walk)
+                walks[-1] = joint.improved(walks[-1])
                 walks[-1].run(margins, bar("operations bounded jointly"))
 
         if isinstance(model, Program):

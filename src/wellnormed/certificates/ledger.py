@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellnormed.certificates.axes import inner_axes, parts_of_outputs
+from wellnormed.certificates.axes import inner_axes, parts_of_outputs, with_inner_axes
 from wellnormed.certificates.stored import raw_tensor
 from wellnormed.program.domain import STORED, Domain
 from wellnormed.program.errors import UncertifiableError
@@ -42,9 +42,13 @@ class Ledger:
         radius: Largest root mean square of a group of the input, infinity, or a `Box` for its entries.
         promises: Name of a parameter whose entries the bound must not depend on -> the promise that a constraint makes
             of it; None if it makes none. The entries are NaN, so that only claims that follow from the promise remain.
+        apart: Whether operations on vectors, such as norm layers, leave each vector a group of its own. Its radius is
+            then known, which attention needs; but the changes of all vectors together are known less well.
     """
 
-    def __init__(self, radius: Domain, promises: Mapping[str, Promise | None] | None = None) -> None:
+    def __init__(
+        self, radius: Domain, promises: Mapping[str, Promise | None] | None = None, apart: bool = False
+    ) -> None:
         self.promises: Mapping[str, Promise | None] = promises or {}
         """Name of a parameter whose entries are NaN -> the promise that a constraint makes of it, or None."""
         self.radius = radius
@@ -61,8 +65,11 @@ class Ledger:
         """Values whose lines along an axis were sorted, with the axis and the sorted value."""
         self.pairs: dict[tuple[str, str], Value] = {}
         """Names of two values -> both side by side along a new last axis."""
+        self.joined = False
+        """Whether some operation on vectors left several of them in one group."""
         self.dtype = torch.float32
         """The dtype of the current operation's result."""
+        self._apart = apart
         self._claims: dict[tuple, Claim] = {}
         self._computed: dict[str, Tensor] = {}
         self._names: dict[str, int] = {}
@@ -134,6 +141,12 @@ class Ledger:
         """Of one tensor that was bounded in several ways, the value with the smallest gain."""
         axes = {axis for value in values for axis in inner_axes(value)}
         return min(values, key=lambda value: self.bounds(value, axes).gain.max())
+
+    def vectors(self, x: Value, over: Iterable[int]) -> tuple[int, ...]:
+        """The axes of the groups that an operation on every vector along some axes reads and leaves."""
+        own, joined = tuple(sorted({axis % len(x.shape) for axis in over})), with_inner_axes(x, over)
+        self.joined = self.joined or joined != own
+        return own if self._apart else joined
 
     def bounds(self, x: Value, axes: Iterable[int]) -> Bounds:
         """Bounds of the groups of a value along some axes."""

@@ -16,6 +16,7 @@ from wellnormed.certificates.operations.linear import margin
 from wellnormed.certificates.operations.source import embedding, source
 from wellnormed.certificates.patterns import PATTERNS, attention_of, spelled_attention
 from wellnormed.certificates.rounding import rounded, rounds
+from wellnormed.certificates.sizes import greatest
 from wellnormed.certificates.softmaxes import SOFTMAXES
 from wellnormed.program.dependence import reached
 from wellnormed.program.domain import Domain, default_axes
@@ -36,6 +37,7 @@ class Walk(Interpreter):
         radius: As for `Ledger`.
         promises: As for `Ledger`.
         improved: Node -> a function that returns its value again, with lower bounds.
+        apart: As for `Ledger`.
     """
 
     def __init__(
@@ -44,10 +46,11 @@ class Walk(Interpreter):
         radius: Domain,
         promises: Mapping[str, Promise | None] | None = None,
         improved: Mapping[fx.Node, Callable[[Ledger, Value], Value]] | None = None,
+        apart: bool = False,
     ) -> None:
         super().__init__(program)
         self._improved, self._plain = improved or {}, dict[Value, Value]()
-        self.ledger = Ledger(radius, promises)
+        self.apart, self.ledger = apart, Ledger(radius, promises, apart)
         self.values: dict[fx.Node, Any] = {}
         self.stored: dict[str, Stored] = {}
         """The model's own tensors that its result depends on, by name."""
@@ -262,6 +265,42 @@ class Walk(Interpreter):
 
     def _name(self, node: fx.Node) -> str:
         return ".".join(filter(None, (owner(node), packet(node)))) if node.op == "call_function" else node.name
+
+
+_OF_RADII = {"attention", "matrix_product"}
+"""Operations on tokens whose bounds grow with the radius of each."""
+
+
+def walked(
+    program: Program,
+    domain: Domain,
+    promises: Mapping[str, Promise | None] | None = None,
+    margins: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Walk:
+    """The finished walk that proves the lower bound of two: its vectors have groups in common, or each its own.
+
+    The second is tried where attention reads vectors that norm layers or balls left in common groups, as in a vision
+    transformer whose input is an image: of a group of n vectors of radius r each, any one could be as long as
+    `sqrt(n) r`. Elsewhere a bound of all vectors together, as of the pixels of an image, is the lower one.
+
+    Args:
+        program: As for `Walk`.
+        domain: As for `Walk`.
+        promises: As for `Walk`.
+        margins: As for `Walk.run`.
+        progress: As for `Walk.run`.
+    """
+    walk = Walk(program, domain, promises)
+    walk.run(margins, progress)
+    if not (walk.ledger.joined and any(row.operation in _OF_RADII for row in walk.ledger.proof.rows.values())):
+        return walk
+    apart = Walk(program, domain, promises, apart=True)
+    try:
+        apart.run(margins, progress)
+    except UncertifiableError:  # so many groups may be too many
+        return walk
+    return min(walk, apart, key=lambda each: greatest(next(reversed(each.ledger.proof.rows.values())), "gain"))
 
 
 def plain_tree(tree: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from wellnormed.certificates.certifying import promised
 from wellnormed.certificates.promising import promise_of
 from wellnormed.certificates.sizes import largest_rms
-from wellnormed.certificates.walk import Walk
+from wellnormed.certificates.walk import walked
 from wellnormed.norms import Norm
 from wellnormed.program.domain import Box, Domain
 from wellnormed.program.errors import UncertifiableError
@@ -85,8 +85,7 @@ class Within:
             UncertifiableError: There is none.
         """
         own = {alias: _times(unit, caps[name]) for alias, (name, unit) in self._units.items()}
-        walk = Walk(self._program, self._domain, {**self._promises, **own})
-        walk.run()
+        walk = walked(self._program, self._domain, {**self._promises, **own})
         return list(walk.ledger.proof.rows.values())
 
     def constant(self, caps: Caps) -> Decimal:

@@ -1,9 +1,11 @@
 """Bounds of any groups of a value, from the bounds of the groups of its bases.
 
 A group y of a value is `sum_g A_g x_g` over groups x_g of bases. The x_g fall into clusters such that every entry of y
-comes from one cluster, and `|y|^2` is at most the sum over clusters of `(sum_g |A_g| |x_g|)^2`. `|A_g|` is the largest
-factor if A_g only moves entries; otherwise `|A_g|^2` is at most the largest sum of absolute values of a row of
-`A_g^T A_g`, and `|A_g|` is at most the sum of the norms of its terms.
+comes from one cluster, and `|y|^2` is at most the sum over clusters of `(sum_g |A_g| |x_g|)^2`. So is what comes from
+one base, with clusters of its groups alone, and y is at most the sum of these over bases: where a residual adds tokens
+to an image, the tokens share no entry. `|A_g|` is the largest factor if A_g only moves entries; otherwise `|A_g|^2` is
+at most the largest sum of absolute values of a row of `A_g^T A_g`, and `|A_g|` is at most the sum of the norms of its
+terms.
 
 All floats are summed in a fixed order, so that every machine derives the same decimals.
 """
@@ -104,10 +106,8 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
             first, inverse = _alike(parts)
             kinds += len(first) * len(parts)
             require(kinds <= _KINDS, f"{word(value.name)} has more than {_KINDS} kinds of groups, with all its terms")
-            some = np.empty((3, len(first)), dtype=object)
-            for i, row in enumerate(first):
-                some[:, i] = _one_group(parts, row)
-            derived[:, groups] = some[:, inverse]
+            some = np.array([_one_group(parts, row) for row in first], dtype=object)
+            derived[:, groups] = some[inverse].T
         bounds = Bounds(*(each.reshape(outer) for each in derived))
     bounds = Bounds(*map(collapse, bounds))
     different = np.broadcast_shapes(*(each.shape for each in bounds))
@@ -145,9 +145,8 @@ def collapse(array: np.ndarray) -> np.ndarray:
     """Shrink the axes along which all numbers are equal to size 1."""
     array = np.asarray(array)  # of arrays without axes, NumPy makes numbers
     for axis, size in enumerate(array.shape):
-        first = array.take([0], axis)
-        if size > 1 and bool((array == first).all()):
-            array = first
+        first = array.take([0], axis) if size else array
+        array = first if bool((array == first).all()) else array
     return array
 
 
@@ -206,23 +205,31 @@ def _one_group(parts: list[_Part], row: int) -> tuple[Decimal, Decimal, Decimal]
     entry, term, base, column, group, label, factor = map(np.concatenate, zip(*addends, strict=True))
     if not len(entry):
         return ZERO, ZERO, ZERO
-    _, atom = np.unique(np.stack([base, group]), axis=1, return_inverse=True)
-    atom = atom.reshape(-1)
+    atom = np.unique(np.stack([base, group]), axis=1, return_inverse=True)[1].reshape(-1)
     order = np.argsort(atom, kind="stable")
     ends = np.flatnonzero(np.diff(atom[order], prepend=-1, append=-1))
-    cluster, totals = _clusters(entry, atom), {}
+    sizes = []
     for start, end in pairwise(ends):
         some = order[start:end]  # the addends from one group of a base
         norm, most = _size(entry[some], column[some], factor[some], term[some], parts)
-        table, total = (bases[base[some[0]]].table, totals.setdefault(cluster[atom[some[0]]], [ZERO] * 3))
-        for i, multiple in enumerate((norm, norm, most)):
-            total[i] = total[i] + multiple * table[i][label[some[0]]]
-    if len(totals) == 1:
-        ((radius, gain, largest),) = totals.values()
-    else:
-        radius, gain = (root(sum((t[i] * t[i] for t in totals.values()), ZERO)) for i in (0, 1))
-        largest = max(t[2] for t in totals.values())
-    return radius, gain, min(radius, largest)
+        table, place = bases[base[some[0]]].table, label[some[0]]
+        sizes.append([multiple * each[place] for multiple, each in zip((norm, norm, most), table, strict=True)])
+    bounds = _joined(sizes, _clusters(entry, atom))
+    if 1 < len(bases) < len(sizes):  # a sum of the bounds of what comes from each base is a bound, too
+        own, edges = _clusters(entry * len(bases) + base, atom), np.diff(base[order[ends[:-1]]], prepend=-1, append=-1)
+        each = [_joined(sizes[i:j], own[i:j]) for i, j in pairwise(np.flatnonzero(edges))]
+        bounds = [min(bound, sum(some)) for bound, some in zip(bounds, zip(*each, strict=True), strict=True)]
+    return bounds[0], bounds[1], min(bounds[0], bounds[2])
+
+
+def _joined(sizes: list[list[Decimal]], clusters: list[int]) -> list[Decimal]:
+    """The bounds of all addends together, from those of every atom, where no two clusters share an entry."""
+    totals: dict[int, list[Decimal]] = {}
+    for cluster, size in zip(clusters, sizes, strict=True):
+        totals[cluster] = [a + b for a, b in zip(totals.get(cluster, [ZERO] * 3), size, strict=True)]
+    *lengths, largest = zip(*totals.values(), strict=True)
+    radius, gain = (each[0] if len(each) == 1 else root(sum((t * t for t in each), ZERO)) for each in lengths)
+    return [radius, gain, max(largest)]
 
 
 def _clusters(entry: np.ndarray, atom: np.ndarray) -> list[int]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from wellnormed.certificates import moves
-from wellnormed.certificates.axes import inner_axes, with_inner_axes
+from wellnormed.certificates.axes import inner_axes
 from wellnormed.certificates.ledger import Ledger
 from wellnormed.certificates.operations.linear import matmul
 from wellnormed.certificates.operations.normalization import axes_of
@@ -105,7 +105,7 @@ def _claim(ledger: Ledger, measure: str, *origins: Origin, **settings: Any) -> C
 @operation("aten.softmax.int", "aten._softmax.default", "aten._safe_softmax.default")
 def softmax(ledger: Ledger, x: Value, dim: int, *_: Any, **keywords: Any) -> Value:
     """Softmax along an axis, whose entries are not negative and have the sum 1. It is 1/2-Lipschitz."""
-    axes = with_inner_axes(x, [dim])
+    axes = ledger.vectors(x, [dim])
     return ledger.derive("softmax", [(x, axes)], shape=x.shape, constants={"over": dim % len(x.shape)})
 
 
@@ -115,7 +115,7 @@ def log_softmax(ledger: Ledger, x: Value, dim: int, *_: Any, **keywords: Any) ->
 
     The Jacobian is `I - 1 p^T`, where 1 is the vector of ones and p the softmax. Its norm is at most `sqrt(n)`.
     """
-    axes = with_inner_axes(x, [dim])
+    axes = ledger.vectors(x, [dim])
     return ledger.derive("log_softmax", [(x, axes)], shape=x.shape, constants={"over": dim % len(x.shape)})
 
 

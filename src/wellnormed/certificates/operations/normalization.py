@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from wellnormed.certificates import moves
-from wellnormed.certificates.axes import inner_axes, with_inner_axes
+from wellnormed.certificates.axes import inner_axes
 from wellnormed.certificates.ledger import Ledger, Stored
 from wellnormed.certificates.operations.elementwise import add, along_channels, multiply, square
 from wellnormed.certificates.operations.selection import paired
@@ -29,7 +29,7 @@ def normalize(ledger: Ledger, x: Value, dims: Sequence[int] | int | None, eps: f
         raise ledger.refuse(f"eps={eps} lets it divide by numbers near 0; pass a positive eps")
     dims = axes_of(x, dims)
     return ledger.derive(
-        "normalization", [(x, with_inner_axes(x, dims))], shape=x.shape, constants={"eps": float(eps), "over": dims}
+        "normalization", [(x, ledger.vectors(x, dims))], shape=x.shape, constants={"eps": float(eps), "over": dims}
     )
 
 
@@ -154,7 +154,7 @@ def project(
     if idle:  # no value lies outside the ball, so the result is x, and remains linear in what x is linear in
         return ledger.move("idle_ball", [x], x.shape, {"scale": float(most), "over": dims})
     constants = {"scale": float(least), "over": dims}
-    return ledger.derive("ball", [(x, with_inner_axes(x, dims))], shape=x.shape, constants=constants)
+    return ledger.derive("ball", [(x, ledger.vectors(x, dims))], shape=x.shape, constants=constants)
 
 
 def centre(ledger: Ledger, x: Value, dims: Sequence[int] | int | None) -> Value:
@@ -191,7 +191,7 @@ def to_unit(
     if share != 1 or squared:
         floor *= (1 - 2.0**-50) / share
     constants = {"eps": floor, "over": dims}
-    result = ledger.derive("unit", [(x, with_inner_axes(x, dims))], shape=x.shape, constants=constants)
+    result = ledger.derive("unit", [(x, ledger.vectors(x, dims))], shape=x.shape, constants=constants)
     return result if share == 1 else moves.times(ledger, result, (1 + 2.0**-50) / share)
 
 
