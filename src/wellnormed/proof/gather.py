@@ -218,7 +218,7 @@ def _one_group(parts: list[_Part], row: int) -> tuple[Decimal, Decimal, Decimal]
     if 1 < len(bases) < len(sizes):  # a sum of the bounds of what comes from each base is a bound, too
         own, edges = _clusters(entry * len(bases) + base, atom), np.diff(base[order[ends[:-1]]], prepend=-1, append=-1)
         each = [_joined(sizes[i:j], own[i:j]) for i, j in pairwise(np.flatnonzero(edges))]
-        bounds = [min(bound, sum(some)) for bound, some in zip(bounds, zip(*each, strict=True), strict=True)]
+        bounds = [min(bound, sum(some, ZERO)) for bound, some in zip(bounds, zip(*each, strict=True), strict=True)]
     return bounds[0], bounds[1], min(bounds[0], bounds[2])
 
 
