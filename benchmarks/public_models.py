@@ -112,7 +112,6 @@ def measure(make: Callable[[], Case]) -> dict[str, Any]:
         "log10_lipschitz": certificate.log10_lipschitz,
         "radius": radius,
         "largest_logit": certificate.largest_logit,
-        "any_batch": certificate.any_batch,
         "parameters": sum(p.numel() for p in model.parameters()),
         "rows": proved.rows,
         "seconds": certified - start,

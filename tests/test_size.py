@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 AT_MOST = {
-    "benchmarks": 2524,
+    "benchmarks": 2523,
     "campaigns": 2372,
     "papers": 6144,
     "src/wellnormed": 647,
@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1949,
     "routing": 863,
     "train": 1941,
-    "tests": 24963,
+    "tests": 24974,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")
