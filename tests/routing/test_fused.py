@@ -333,6 +333,7 @@ def pair(first: nn.Module, second: nn.Module, names: tuple[str, str] = ("fc1", "
         (nn.Sequential(linear(64, 256), nn.GLU(), linear(128, 64)), [Split(2), wn.Spectral()]),
         (pair(linear(64, 256), linear(256, 64), more=linear(128, 64)), [wn.Spectral()] * 3),  # one reads it whole
         (pair(linear(64, 128), linear(64, 128), ("q", "k"), v=linear(64, 64), o=linear(64, 64)), [wn.Spectral()] * 4),
+        (nn.Sequential(linear(1, 64), nn.ReLU(), linear(64, 2)), [wn.Spectral()] * 2),  # what reads half comes before
         (alone("gate_and_up_proj", linear(16, 40)), [Split(2)]),
         (nn.ModuleDict({"net": GEGLU(), "out": linear(20, 16)}), [Split(2), wn.Spectral()]),
     ],

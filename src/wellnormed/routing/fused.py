@@ -3,8 +3,9 @@
 Where the layout is not certain, the doubt is said in words, with the override that decides it.
 """
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from torch import nn
@@ -65,16 +66,22 @@ def projection(leaf: str, d_out: int, d_in: int, around: Sequence[nn.Module]) ->
 
 
 def _gate_and_value(leaf: str, kind: str, d_out: int, d_in: int, around: Sequence[nn.Module]) -> Layout:
-    """A gate and a value in one weight: a layer beside it reads half of its outputs, and none there reads them all."""
-    layers = [m for module in around[1:2] for m in module.children() if not m._modules.keys() - {"parametrizations"}]
-    shapes = [tuple(p.shape) for m in layers for p in m.parameters() if not is_lazy(p) and p.ndim == 2]
+    """A gate and a value in one weight: a later layer beside it reads half of its outputs, and none reads them all."""
+    beside = [m for module in around[1:2] for m in module.children()]
+    shapes, later = _matrices(beside), _matrices(itertools.dropwhile(lambda m: m is not around[0], beside))
     read, alike = {n for _, n in shapes}, [m for m, _ in shapes].count(d_out)
     if d_out % 2 or d_out in read or alike > 1:  # two of one width are rather queries and keys
         return Layout()
-    if (d_in, d_out // 2) in shapes or (_GATED.fullmatch(kind) and leaf == "proj" and len(shapes) == 1):
+    if (d_in, d_out // 2) in later or (_GATED.fullmatch(kind) and leaf == "proj" and len(shapes) == 1):
         return Layout(2, what="a gate and a value")
     doubtful = d_out // 2 in read and _HIDDEN.fullmatch(leaf)
     return Layout(doubt="may hold a gate and a value; Split(2)" if doubtful else "")
+
+
+def _matrices(modules: Iterable[nn.Module]) -> list[tuple[int, ...]]:
+    """The shapes of the matrices of those modules that are layers, in order."""
+    layers = [m for m in modules if not m._modules.keys() - {"parametrizations"}]
+    return [tuple(p.shape) for m in layers for p in m.parameters() if not is_lazy(p) and p.ndim == 2]
 
 
 def _modulation(d_out: int, d_in: int, around: Sequence[nn.Module], certain: bool) -> Layout:
