@@ -278,6 +278,9 @@ def test_clip_at_every_scale(shape, exponent, bounds, seed):
         (lambda w: spectral_relu(w, float("nan")), "lower=nan"),
         (lambda w: spectral_clipped_weight_decay(w, 1.0, 1.5), "decay=1.5"),
         (lambda w: spectral_clip(w, torch.zeros(3), 1.0), "does not broadcast"),
+        (lambda w: spectral_hardcap(w, None), "upper=None is of type NoneType; pass a number"),
+        (lambda w: spectral_clip(w, "a", 1.0), "lower='a' is of type str; pass a number"),
+        (lambda w: spectral_hardcap(w, torch.tensor(1 + 1j)), "upper=tensor.* is of type Tensor"),
     ],
 )
 def test_bad_bounds_are_refused(call, message):

@@ -129,6 +129,8 @@ def test_refused_arguments():
         leading_singular_triplet(w, tolerance=0)
     with pytest.raises(ValueError, match="max_iterations=0"):
         leading_singular_triplet(w, max_iterations=0)
+    with pytest.raises(ValueError, match=r"max_iterations=1\.5 is of type float; pass a whole number"):
+        leading_singular_triplet(w, max_iterations=1.5)
     with pytest.raises(ValueError, match="w holds NaN"):
         leading_singular_triplet(w * torch.inf)
     with pytest.raises(ValueError, match="upper=-1"):

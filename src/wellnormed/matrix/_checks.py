@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from wellnormed._devices import recording
+from wellnormed._inputs import require_numbers
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -20,7 +21,10 @@ else:
 
 
 def check_matrix(x: Tensor, name: str) -> None:
-    """Refuse a tensor unless it is a real floating-point matrix or a batch of them; `name` is the argument's name."""
+    """Refuse what is not a dense real floating-point matrix or a batch of them; `name` is the argument's name."""
+    if not isinstance(x, Tensor) or x.layout is not torch.strided:
+        kind = f"one of layout {x.layout}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        raise ValueError(f"{name} must be a dense tensor, got {kind}; pass torch.as_tensor(x), or x.to_dense()")
     if x.ndim < 2:
         raise ValueError(
             f"{name} must have the shape (*batch, m, n), got shape {tuple(x.shape)}; reshape it, or give vectors and "
@@ -75,6 +79,7 @@ def check_finite(largest: Tensor, name: str) -> None:
 
 def as_bound(value: float | Tensor, x: Tensor, name: str) -> Tensor:
     """A bound in spectral units as a float64 tensor that broadcasts against the batch of `x`. Reads no value."""
+    require_numbers("", {name: value if not isinstance(value, Tensor) or value.is_complex() else 0.0})
     if isinstance(value, Tensor):
         bound = value.detach().to(x.device, torch.float64)
     else:  # filled on the device, which waits for no transfer

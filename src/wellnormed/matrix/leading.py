@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from wellnormed._inputs import require_numbers
+from wellnormed._ranges import POSITIVE
 from wellnormed.matrix._checks import Matrices, check_finite, check_matrix, finite_scale
 
 if TYPE_CHECKING:
@@ -62,8 +64,8 @@ def leading_singular_triplet(
         (tensor(3.), tensor([0., 1., 0.]))
     """
     check_matrix(w, "w")
-    if not (tolerance > 0 and max_iterations >= 1):
-        raise ValueError(f"tolerance={tolerance} must be positive, and max_iterations={max_iterations} at least 1")
+    require_numbers("", {"tolerance": tolerance}, POSITIVE)
+    require_numbers("", {"max_iterations": max_iterations}, POSITIVE, whole=True)
     batch, (m, n) = w.shape[:-2], w.shape[-2:]
     if start is not None and start.shape != (*batch, n):
         raise ValueError(

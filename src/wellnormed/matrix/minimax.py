@@ -23,6 +23,7 @@ import math
 import numpy as np
 import torch
 
+from wellnormed._inputs import require_numbers
 from wellnormed.matrix.coefficients import CoefficientSet, Step, critical_points, image, stretched
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -57,6 +58,7 @@ def optimal_coefficients(
         >>> chosen.name, chosen.upper
         ('minimax(lower=0.01, steps=5, degree=5, dtype=float32)', 1.000345...)
     """
+    require_numbers("", {"lower": lower})
     if not 0 < lower < 1:
         raise ValueError(
             f"lower={lower} must lie strictly between 0 and 1: a part of the Frobenius norm, usually 0.001"
