@@ -190,6 +190,46 @@ def test_qk_clip_scales_a_shared_head_of_keys_by_its_largest_query_head(fused):
     torch.testing.assert_close(torch.cat([p.detach() for p in model.parameters()]), before * factors[:, None])
 
 
+def test_parts_of_a_model_whose_names_are_those_of_other_weights_are_told_apart():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), *(nn.Sequential(nn.Linear(4, 4, bias=False)) for _ in range(2)))
+    optimizer = wn.Scion(model, lr=0.1)
+    first = wn.constrain(optimizer, {"*": wn.HardCap(0.5)}, norms=model[1])
+    second = wn.constrain(optimizer, {"*": wn.HardCap(0.25)}, norms=model[2])
+    assert first.names == second.names == ["0.weight"]
+    rows = {line.split()[0]: line for line in str(optimizer).splitlines()}
+    assert [cap for cap in ("HardCap 0.5", "HardCap 0.25") if cap in rows["0.weight"]] == []
+    assert "HardCap 0.5 " in rows["1.0.weight"]
+    assert "HardCap 0.25 " in rows["2.0.weight"]
+    assert optimizer.state_dict()["param_groups"][0]["capped"].keys() == {"1.0.weight", "2.0.weight"}
+    figures = wn.optim.scalars(optimizer)
+    assert "norm_over_cap/0.weight" not in figures
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(4, 4)
+    optimizer.step()
+    norms = [float(torch.linalg.matrix_norm(p.detach().double(), 2)) for p in model.parameters()]
+    assert 0.4 < norms[1] <= 0.5
+    assert 0.2 < norms[2] <= 0.25
+
+
+def test_parts_of_two_models_on_one_optimizer_of_torch_are_constrained_apart():
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=1.0)
+    for model in (first, second):
+        wn.constrain(optimizer, {"*": wn.HardCap(0.25)}, norms=model)
+        model.weight.grad = torch.eye(4)
+    optimizer.step()
+    for model in (first, second):
+        assert float(torch.linalg.matrix_norm(model.weight.detach().double(), 2)) <= 0.25
+
+
+def test_constrain_without_anything_to_keep_is_refused():
+    optimizer = wn.Scion(nn.Linear(4, 4), lr=0.1)
+    with pytest.raises(ValueError, match=r"nothing says what to keep; pass \{'\*': HardCap\(1.0\)\}"):
+        wn.constrain(optimizer)
+    with pytest.raises(ValueError, match="move_every belong to lipschitz="):
+        wn.constrain(optimizer, {"*": wn.HardCap(1.0)}, move_every=10)
+
+
 def test_print_lists_what_is_not_constrained_and_why():
     model = nn.ModuleDict({
         "embedding": nn.Embedding(5, 4), "first": nn.Linear(4, 4), "norm": nn.LayerNorm(4), "last": nn.Linear(4, 4),

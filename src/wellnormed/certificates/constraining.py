@@ -92,10 +92,15 @@ def constrain(
             "box": box,
             "output": output,
             "radius": None if radius == 1 else radius,
+            "move_every": None if move_every == 100 else move_every,
         }
         if unused := [name for name, value in asked.items() if value is not None]:
             raise ValueError(f"constrain: {', '.join(unused)} belong to lipschitz=, which is None; pass lipschitz=10.0")
-        return attach(inner, {} if constraints is None else constraints, norms_of(inner, norms), prove)
+        if constraints is None:
+            raise ValueError(
+                "constrain: nothing says what to keep; pass {'*': HardCap(1.0)}, or lipschitz=10.0 and example_input="
+            )
+        return attach(inner, constraints, norms_of(inner, norms), prove)
     from wellnormed.certificates.budget import constrain_to  # with what captures programs, which caps do without
     from wellnormed.certificates.certifying import domain_from
 

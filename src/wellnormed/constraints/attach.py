@@ -65,12 +65,12 @@ def attach(
 ) -> Constraints:
     """Attach to an optimizer what `constrain` was given, of which `make` makes one object."""
     owned = {p for group in optimizer.param_groups for p in group["params"]}
-    taken = {name for other in attached_to(optimizer) for name in other.names}
+    taken = {parameter for other in attached_to(optimizer) for parameter in other.parameters()}
     owner, passed_by = matched(constraints, norms)
     assigned, constrained = {a.name: a for a in norms}, {}
     for name, pattern in owner.items():
         a, constraint = assigned[name], constraints[pattern]
-        if name in taken:
+        if a.parameter in taken:
             raise ValueError(
                 f"parameter {name!r} has a constraint of an earlier `constrain`; call remove() on its result"
             )
@@ -94,7 +94,7 @@ def attach(
         for a in norms
         if a.name not in constrained
     }
-    left_out |= dict.fromkeys(taken & left_out.keys(), "an earlier `constrain` holds it")
+    left_out |= {a.name: "an earlier `constrain` holds it" for a in norms if a.parameter in taken}
     left_out |= dict.fromkeys(norms.frozen, "it is frozen")
     return make(optimizer, tuple(constrained.values()), left_out, prove)
 

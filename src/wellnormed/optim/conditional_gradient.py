@@ -5,9 +5,9 @@ computes its directions here or in other processes, and then its weights move en
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Self, Unpack, cast
+from typing import Any, ClassVar, Self, TypeVar, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from wellnormed.parallel.placement import in_buckets
 from wellnormed.routing import Assignment
 from wellnormed.routing.patterns import bare_names
 
+Value = TypeVar("Value")
 _OF_THE_WHOLE = ("norms", "process_group", "agree_every")
 """The settings that no group and no later parameter has."""
 
@@ -110,7 +111,13 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     def _caps(self) -> dict[str, str]:
         """Each constrained parameter's constraint in a few letters."""
-        return {name: text for each in self.attached for name, text in each.shown().items()}
+        return {name: text for each in self.attached for name, text in self.renamed(each, each.shown()).items()}
+
+    def renamed(self, constraints: Any, values: Mapping[str, Value]) -> dict[str, Value]:
+        """What attached constraints say by their names of parameters, which `norms` gave them, by those used here."""
+        own = {parameter: name for name, (_, parameter) in self._owner.items()}
+        held = zip(constraints.names, constraints.parameters(), strict=True)
+        return {own[parameter]: values[name] for name, parameter in held if name in values and parameter in own}
 
     def add_param_group(self, param_group: Group) -> None:
         """Add parameters, also in the middle of training, such as a layer that was frozen until now.
@@ -291,9 +298,9 @@ class ConditionalGradient(torch.optim.Optimizer):
             self._warn_once("gradients", validation.NO_GRADIENTS)
         changes = [follower.changes() for follower in self.attached]
         if self.placement.shared and steps % self._agree_every == 0:
-            told = {name: number for each in changes for name, number in each.items()}
+            told = {f"{i} {name}": number for i, each in enumerate(changes) for name, number in each.items()}
             sizes, told = self.placement.agree(sizes, told, among=parameters)
-            changes = [{name: told[name] for name in each} for each in changes]
+            changes = [{name: told[f"{i} {name}"] for name in each} for i, each in enumerate(changes)]
         validation.refuse_not_finite(sizes, steps)
         for follower, change in zip(self.attached, changes, strict=True):
             follower.before(self, change)
@@ -395,7 +402,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         state = admitted(state_dict, self.param_groups, self._norms, self._directions)
         capped = {name: text for group in state["param_groups"] for name, text in group.pop("capped", {}).items()}
         bare = bare_names(capped)
-        here = set(bare_names(name for each in self.attached for name in each.names).values())
+        here = set(bare_names(self._caps()).values())
         if uncapped := [name for name in capped if bare[name] not in here]:
             warn(validation.UNCAPPED.format(len(uncapped), uncapped[0], capped[uncapped[0]]))
         super().load_state_dict(state)
