@@ -168,6 +168,26 @@ def test_a_rate_of_zero_moves_nothing_and_a_closure_is_called():
     assert torch.equal(layer.weight, before)
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_constraints_on_the_optimizer_within_would_not_hold_and_are_refused(own):
+    """In 40 steps of random gradients a weight left its cap of 1 by a ninth."""
+    layer = nn.Linear(6, 6, bias=False)
+    within = wn.Scion(layer, lr=1.0) if own else torch.optim.SGD(layer.parameters(), lr=1.0)
+    optimizer = Clipped(within, 0.3, norms=layer)
+    before = wn.constrain(within, {"*": wn.HardCap(1.0)}, norms=layer)
+    start = layer.weight.detach().clone()
+    gradients(layer, 0)
+    with pytest.raises(ValueError, match=r"would act before its step is clipped .* and constrain this optimizer"):
+        optimizer.step()
+    assert torch.equal(layer.weight, start)
+    before.remove()
+    wn.constrain(optimizer, {"*": wn.HardCap(1.0)}, norms=layer)
+    for seed in range(10):
+        gradients(layer, seed, size=3.0)
+        optimizer.step()
+        assert float(torch.linalg.matrix_norm(layer.weight.detach().double(), 2)) <= 1
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -176,6 +196,7 @@ def test_a_rate_of_zero_moves_nothing_and_a_closure_is_called():
         (lambda o, m: Clipped(o, 1.0, norms=m, weight_decay=-1.0), "weight_decay=-1.0 must"),
         (lambda o, m: Clipped(o, 1.0, norms=nn.Linear(2, 2)), "is not in norms="),
         (lambda o, m: Clipped(o, 1.0, norms=o), "norms must be the model"),
+        (lambda o, m: Clipped(wn.Averaged(o), 1.0, norms=m), r"pass Averaged\(Clipped\(...\)\) instead"),
         (lambda o, m: Clipped(o, 1.0, norms=m).add_param_group({"params": []}), "make both again"),
     ],
 )

@@ -38,7 +38,8 @@ class Clipped(Around):
         weight_decay: The fraction of every weight that is clipped, per unit of rate, removed in a step.
 
     Raises:
-        ValueError: A number is out of range. A gradient held NaN or infinity, and nothing was changed.
+        ValueError: A number is out of range, or the optimizer has constraints of its own. A gradient held NaN or
+            infinity, and nothing was changed.
 
     Example:
         >>> import torch, wellnormed as wn
@@ -70,6 +71,9 @@ class Clipped(Around):
         require_numbers("Clipped: ", {"gain": gain}, POSITIVE)
         require_numbers("Clipped: ", {"weight_decay": weight_decay}, NOT_NEGATIVE)
         self._require_optimizer(optimizer)
+        if isinstance(optimizer, Around):
+            kind = type(optimizer).__name__
+            raise ValueError(f"Clipped: {kind} moves weights beside its steps; pass {kind}(Clipped(...)) instead")
         assignment = assign_norms(norms) if isinstance(norms, nn.Module) else norms
         if not isinstance(assignment, Assignment):
             raise ValueError(f"Clipped: norms must be the model or its Assignment, got {norms!r}; pass norms=model")
@@ -134,6 +138,11 @@ class Clipped(Around):
 
     @torch._disable_dynamo
     def _step(self) -> None:
+        if getattr(self.inner, "attached", ()):
+            raise ValueError(
+                "Clipped: the optimizer within has constraints, which would act before its step is clipped and not "
+                "hold after it; call remove() on them, and constrain this optimizer"
+            )
         clipped = [(a, rate) for a, rate in self._clipped() if a.parameter.grad is not None]
         if shares := [rate * self.weight_decay for _, rate in clipped if rate * self.weight_decay > 1]:
             raise ValueError(f"Clipped: weight_decay times lr is {shares[0]:g} and must be at most 1: it is a fraction")
