@@ -75,8 +75,8 @@ def _tiny() -> CharacterText:
 def _file(path: Path) -> CharacterText:
     if not (is_there(path) and path.is_file()):
         raise ValueError(
-            f"source must be auto, {TINY}, {PLAYS}, {TOPICS} or the path of a text file, got {str(path)!r}, which does "
-            "not exist; pass one of these"
+            f"source must be auto, {TINY}, {PLAYS}, {TOPICS} or the path of a text file, got {str(path)!r}, which is "
+            "no file; pass one of these"
         )
     try:
         text = read_bytes(path, "give permission to read it").decode()
