@@ -36,7 +36,7 @@ from wellnormed.certificates.axes import inner_axes
 from wellnormed.certificates.continuous import Continuous
 from wellnormed.certificates.search import _better, _like, _Search, _Tangent, over, rms
 from wellnormed.certificates.sizes import largest_rms
-from wellnormed.certificates.walk import Walk
+from wellnormed.certificates.walk import Walk, walked
 from wellnormed.program.capturing import capture
 from wellnormed.program.domain import default_axes
 from wellnormed.program.errors import UncertifiableError
@@ -378,8 +378,7 @@ def examine(drawn: Drawn, full: bool = False) -> Outcome:
 
 def _attack(drawn: Drawn, outcome: Outcome, full: bool) -> None:
     captured = capture(drawn.model, drawn.example, whole_batch=True)
-    walk = Walk(captured, drawn.radius)
-    walk.run()
+    walk = walked(captured, drawn.radius)
     row = list(walk.ledger.proof.rows.values())[-1]
     bound = float_up(largest_rms(row, "gain"))
     if full:

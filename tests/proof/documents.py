@@ -9,7 +9,7 @@ from torch import nn
 
 from wellnormed.certificates.certifying import certificate_of, promises_of
 from wellnormed.certificates.networks import Joint
-from wellnormed.certificates.walk import Walk
+from wellnormed.certificates.walk import walked
 from wellnormed.constraints import Constraints
 from wellnormed.program.capturing import capture
 
@@ -20,8 +20,7 @@ def document_of(
     """The document of a model's certificate, as it is read from JSON, and all tensors that it names."""
     torch.manual_seed(0)
     captured = capture(model.eval(), example, whole_batch=True)
-    walk = Walk(captured, radius, promises_of(model, within, captured))
-    walk.run()
+    walk = walked(captured, radius, promises_of(model, within, captured))
     if joint:
         walk = Joint().improved(walk)
         walk.run()
