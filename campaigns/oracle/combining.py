@@ -1,7 +1,8 @@
 """Bounds of groups that are put together from groups of bases: the arithmetic behind `Value.gather`, on arrays.
 
 For a group y made of groups x_g of bases, `y = sum_g A_g x_g`: `|y|^2 <= sum_g |A_g|^2 |x_g|^2` where no entry of y
-mixes two groups, and `|y| <= sum_g |A_g| |x_g|` where entries do.
+mixes two groups, and `|y| <= sum_g |A_g| |x_g|` where entries do. And `|y|` is at most the sum, over bases, of these
+bounds of what comes from each.
 """
 
 from typing import NamedTuple
@@ -71,23 +72,37 @@ def one_group(parts: list[Part], tables: list[list[dict[int, Upper]]]) -> tuple[
         present = part.column >= 0
         for group in np.unique(part.group[present]):
             atoms.setdefault((part.number, int(group)), []).append(part)
-    radius = gain = largest = ZERO
-    sums: dict[int, list[Upper]] = {}
-    cluster = _clusters(list(atoms), parts)
+    sizes: dict[tuple[int, int], list[Upper]] = {}
     for (number, group), own in atoms.items():
         size, entry, label = _norm(own, group)
-        table = tables[number]
-        total = sums.setdefault(cluster[number, group], [ZERO, ZERO, ZERO])
-        for i, factor in enumerate((size, size, entry)):
-            total[i] += factor * table[i][label]
+        sizes[number, group] = [factor * tables[number][i][label] for i, factor in enumerate((size, size, entry))]
+    radius, gain, largest = _of_clusters(sizes, _clusters(list(atoms), parts))
+    alone = []  # what comes from one base, of which other bases do not join the groups
+    for number in {part.number for part in parts}:
+        own = {atom: bounds for atom, bounds in sizes.items() if atom[0] == number}
+        alone.append(_of_clusters(own, _clusters(list(own), [part for part in parts if part.number == number])))
+    radius, gain = min(radius, sum((a[0] for a in alone), ZERO)), min(gain, sum((a[1] for a in alone), ZERO))
+    largest = min(largest, sum((a[2] for a in alone), ZERO))
+    return radius, gain, min(largest, radius)
+
+
+def _of_clusters(
+    sizes: dict[tuple[int, int], list[Upper]], cluster: dict[tuple[int, int], int]
+) -> tuple[Upper, Upper, Upper]:
+    """Radius, gain and largest entry of the sum of all atoms, from those of each."""
+    radius = gain = largest = ZERO
+    sums: dict[int, list[Upper]] = {}
+    for atom, bounds in sizes.items():
+        total = sums.setdefault(cluster[atom], [ZERO, ZERO, ZERO])
+        for i, bound in enumerate(bounds):
+            total[i] += bound
+    if len(sums) == 1:
+        ((radius, gain, largest),) = sums.values()
+        return radius, gain, largest
     for total in sums.values():
         radius, gain = radius + total[0] * total[0], gain + total[1] * total[1]
         largest = max(largest, total[2])
-    if len(sums) == 1:
-        ((radius, gain, largest),) = sums.values()
-        return radius, gain, min(largest, radius)
-    radius, gain = root_up(radius), root_up(gain)
-    return radius, gain, min(largest, radius)
+    return root_up(radius), root_up(gain), largest
 
 
 def _clusters(atoms: list[tuple[int, int]], parts: list[Part]) -> dict[tuple[int, int], int]:
