@@ -17,7 +17,7 @@ from benchmarks.public_curves import best as curves
 from benchmarks.public_defaults import ARMS, MODELS, PEERS, means, missing
 from docs.harnesses import pass_rates, ranks
 from papers._table import Table
-from papers.certified_vision import BUDGETS, SETTINGS, TITLES, Best, best, distance, mean
+from papers.certified_vision import BUDGETS, TITLES, Best, Kind, best, distance, mean
 from papers.certified_vision import cells as vision_cells
 from papers.frontier import best_losses, best_rate
 from wellnormed.constraints.caps import Cap
@@ -526,8 +526,8 @@ def facts() -> str:
     ours = ends.pop(SCION)
     epfl = {str(line[1]): float(str(line[2])) for line in ranks(load("llm_optimizer_benchmark.json"))[1]}
     vision = best(vision_rows())
-    steps = max(kind.steps for kind in vision if kind.data == "mnist" and kind.network == "deel-torchlip")
-    mnist = {kind.network: found for kind, found in vision.items() if kind[:2] == ("mnist", steps)}
+    like = max(kind[:3] for kind in vision if kind.data == "mnist" and kind.network == "deel-torchlip")
+    mnist = {kind.network: found for kind, found in vision.items() if kind[:3] == like}
     safe = {name: mean(found.results, "certified")[2] for name, found in mnist.items()}
     lip = "deel-torchlip"
     runs = [load(f"frontier/attention-10-seed-{seed}.json")["results"] for seed in (0, 1, 2)]
@@ -575,13 +575,11 @@ def vision_rows() -> list[dict[str, Any]]:
 def vision() -> str:
     """The tables of docs/certified-vision.md, between its two comments: every network at its best rate."""
     found, lines = best(vision_rows()), []
-    for data, steps in dict.fromkeys((kind.data, kind.steps) for kind in found):
-        lines += [f"{TITLES[data]}, {steps:,} steps of {SETTINGS['cpu', data].batch} images:", ""]
+    for data in dict.fromkeys(kind.data for kind in found):
         distances = " | ".join(map(distance, BUDGETS[data]))
-        lines += table(
-            f"network | rate | seeds | accuracy | {distances} | proved constant | minutes",
-            [(kind.network, *_vision_row(each)) for kind, each in found.items() if kind[:2] == (data, steps)],
-        )
+        rows = [_vision_row(kind, each) for kind, each in found.items() if kind.data == data]
+        columns = f"network | steps | offset | rate | seeds | accuracy | {distances} | proved constant | minutes"
+        lines += [f"{TITLES[data]}:", "", *table(columns, rows)]
     return "\n".join(lines).rstrip()
 
 
@@ -590,11 +588,14 @@ def _rates(found: Best) -> str:
     return f"the best of {found.tried} rates" if found.tried > 1 else f"the rate {found.rate:g}"
 
 
-def _vision_row(found: Best) -> list[object]:
-    """Rate, seeds, accuracy, certified and attacked shares, the largest constant below the last layer, and minutes."""
+def _vision_row(kind: Kind, found: Best) -> list[object]:
+    """A network and its training, accuracy, certified and attacked shares, the largest proved constant, and minutes."""
     results = found.results
     pairs = zip(mean(results, "certified"), mean(results, "attacked"), strict=True)
     return [
+        kind.network,
+        f"{kind.steps:,}",
+        f"{kind.offset:.3g}",
         f"{found.rate:g}, of {found.tried}",
         len(results),
         f"{fmean(each['accuracy'] for each in results):.1%}",
