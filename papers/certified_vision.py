@@ -106,8 +106,8 @@ SETTINGS: dict[tuple[Preset, Data], tuple[Setting, ...]] = {
     ("cpu", "mnist"): (
         MNIST,
         MNIST._replace(steps=12_000),
-        MNIST._replace(steps=2500, hidden=DEEP, offset=1.2, aim=(0.3, 0.96)),
-        MNIST._replace(steps=1500, hidden=DEEP, offset=3.2, aim=(1.58, 0.6)),
+        MNIST._replace(steps=2000, hidden=DEEP, offset=1.2, aim=(0.3, 0.96)),
+        MNIST._replace(steps=1000, hidden=DEEP, offset=3.2, aim=(1.58, 0.6)),
     ),
     ("paper", "cifar10"): (
         Setting(20_000, 250, (128, 512, 1024), (2, 6, 6), (1024,), 128, ROOT, 0.25, 1000, 100, 100),
