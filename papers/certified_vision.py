@@ -367,7 +367,7 @@ EXPERIMENT = Experiment(
     verdicts=verdicts,
     keeps=True,
     differs={
-        "cpu": "a few minutes of one core each, and ten times as many; 300 images are attacked, in 10 and 20 steps",
+        "cpu": "at most an hour of one core each; 300 images are attacked, in 10 and 20 steps",
         "paper": "wider and deeper networks, 20,000 steps of 250 images, for a GPU; 1,000 images are attacked",
     },
 )

@@ -92,6 +92,15 @@ def test_runs_that_all_diverged_are_told_without_a_figure():
     assert [line.ours for line in verdicts(rows, "cpu")] == ["0"]  # no image of theirs was certified or attacked
 
 
+def test_an_aim_is_judged_where_a_setting_has_it():
+    mnist = [cell for cell in cells("cpu") if (cell.data, cell.network, cell.seed) == ("mnist", "wellnormed", 0)]
+    result = {"accuracy": 0.98, "lipschitz": 1.0, "certified": [0.97, 0.9, 0.8, 0.59]}
+    rest = {"seconds_of_training": 60.0, "attacked": [0.97, 0.9, 0.8, 0.6], "contradictions": 0}
+    lines = verdicts([{"config": vars(cell), "results": result | rest} for cell in mnist], "cpu")
+    judged = [(line.what.split(", ")[2], line.verdict) for line in lines if line.published != "-"]
+    assert judged == [("offset 3.2", "not reached"), ("offset 1.2", "reached")]
+
+
 def test_distances_are_named_as_in_the_literature():
     assert [distance(each) for each in (36 / 255, 1.0, 1.58)] == ["36/255", "1", "1.58"]
 
