@@ -596,7 +596,7 @@ def _vision_row(kind: Kind, found: Best) -> list[object]:
         kind.network,
         f"{kind.steps:,}",
         f"{kind.offset:.3g}",
-        f"{found.rate:g}, of {found.tried}",
+        f"{found.rate:g}",
         len(results),
         f"{fmean(each['accuracy'] for each in results):.1%}",
         *(f"{proved:.1%} ({left:.0%})" for proved, left in pairs),
