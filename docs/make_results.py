@@ -578,7 +578,7 @@ def vision() -> str:
     for data in dict.fromkeys(kind.data for kind in found):
         distances = " | ".join(map(distance, BUDGETS[data]))
         rows = [_vision_row(kind, each) for kind, each in found.items() if kind.data == data]
-        columns = f"network | steps | offset | rate | seeds | accuracy | {distances} | proved constant | minutes"
+        columns = f"network | steps | offset | seeds | accuracy | {distances} | proved constant | minutes"
         lines += [f"{TITLES[data]}:", "", *table(columns, rows)]
     return "\n".join(lines).rstrip()
 
@@ -596,7 +596,6 @@ def _vision_row(kind: Kind, found: Best) -> list[object]:
         kind.network,
         f"{kind.steps:,}",
         f"{kind.offset:.3g}",
-        f"{found.rate:g}",
         len(results),
         f"{fmean(each['accuracy'] for each in results):.1%}",
         *(f"{proved:.1%} ({left:.0%})" for proved, left in pairs),
