@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,13 +31,14 @@ from papers._resumed import fit_resumed
 from papers._table import ADDED, Row
 from papers.cifar10 import load_cifar10
 from papers.mnist import load_mnist
-from papers.one_lipschitz import folded, network, of_orthogonium, of_torchlip, optimizer_of
+from papers.one_lipschitz import attending, folded, network, of_orthogonium, of_torchlip, optimizer_of
 from wellnormed.constraints import Constraints
 from wellnormed.proof.decimals import shown
 from wellnormed.train.task import DivergedError, Task
 
 Data = Literal["cifar10", "mnist"]
-Network = Literal["wellnormed", "deel-torchlip", "orthogonium"]
+Network = Literal["wellnormed", "deel-torchlip", "orthogonium", "attention"]
+"""Ours, those of other libraries, and ours with attention."""
 BUDGETS: dict[Data, tuple[float, ...]] = {
     "cifar10": (36 / 255, 72 / 255, 108 / 255, 1.0),
     "mnist": (0.3, 0.5, 1.0, 1.58),
@@ -61,9 +62,9 @@ class Cell:
     steps: int
     batch: int
     channels: tuple[int, ...]
-    """Of our stages; of another library's network, of its first layer."""
+    """Of our stages; of another network, of its first layer."""
     depths: tuple[int, ...]
-    """Maps of pixels in each of our stages; none for other libraries."""
+    """Maps of pixels in each of our stages; none in other networks."""
     offset: float
     temperature: float
     tested: int
@@ -105,6 +106,7 @@ SETTINGS: dict[tuple[Preset, Data], tuple[Setting, ...]] = {
         MNIST._replace(steps=12_000),
         MNIST._replace(steps=2000, hidden=DEEP, offset=1.2, aim=(0.3, 0.96)),
         MNIST._replace(steps=1000, hidden=DEEP, offset=3.2, aim=(1.58, 0.6)),
+        MNIST._replace(steps=2000, channels=(256,), depths=(), hidden=(256, 128), offset=2.4),
     ),
     ("paper", "cifar10"): (
         Setting(20_000, 250, (128, 512, 1024), (2, 6, 6), (1024,), 128, ROOT, 0.25, 1000, 100, 100),
@@ -124,14 +126,14 @@ def cells(preset: Preset) -> list[Cell]:
         for (part, data), settings in SETTINGS.items()
         if part == preset
         for number, setting in enumerate(settings)
-        for name in get_args(Network)
-        for rate in ((OURS,) if name == "wellnormed" else RATES[:1] if number else RATES)
+        for name in (("wellnormed", *PEERS) if setting.depths else ("attention",))
+        for rate in ((OURS,) if name not in PEERS else RATES[:1] if number else RATES)
     ]
 
 
 def _cell(setting: Setting, seed: int, data: Data, name: Network, rate: float) -> Cell:
     (steps, batch, channels, depths, hidden, width, offset, temperature, tested, pgd_steps, apgd_steps, _) = setting
-    if name != "wellnormed":
+    if name in PEERS:
         channels, depths, hidden = (width,), (), ()
     sizes = (steps, batch, channels, depths, offset, temperature, tested, pgd_steps, apgd_steps)
     return Cell(data, name, seed, rate, *sizes, hidden=hidden)
@@ -187,8 +189,12 @@ def built(
     cell: Cell, shape: Sequence[int], device: torch.device
 ) -> tuple[nn.Sequential, torch.optim.Optimizer, Constraints | None]:
     """The network of a cell with what moves and holds its weights."""
-    if cell.network == "wellnormed":
-        model = network(shape, cell.channels, cell.depths, cell.hidden).to(device).to(memory_format=torch.channels_last)  # pyrefly: ignore
+    if cell.network not in PEERS:
+        if cell.network == "attention":
+            model = attending(shape, cell.channels[0], cell.hidden)
+        else:
+            model = network(shape, cell.channels, cell.depths, cell.hidden)
+        model = model.to(device).to(memory_format=torch.channels_last)  # pyrefly: ignore
         return model, *optimizer_of(model, cell.rate)
     try:
         make = of_torchlip if cell.network == "deel-torchlip" else of_orthogonium

@@ -74,10 +74,46 @@ def network(
         before, side = count, side // 2
     entries = before * side**2
     layers.append(nn.Flatten())
+    return _with_linear_layers(layers, entries, hidden)
+
+
+def _with_linear_layers(layers: list[nn.Module], entries: int, hidden: Sequence[int]) -> nn.Sequential:
     for width in hidden:
         layers += [nn.Linear(entries, width), BetaAbs(width)]
         entries = width
     return nn.Sequential(*layers, nn.Linear(entries, CLASSES, bias=False))
+
+
+class Attention(nn.Module):
+    """`(1 - share) x + share softmax(q k^T) v` of the vectors x of all pixels, with q, k, v linear in them.
+
+    Queries, keys and values read x in a ball, so that `strength` bounds the logits. With orthogonal maps the change of
+    every attended vector is at most `sqrt(1 + strength^2) + strength` times that of the image, whatever the number of
+    vectors; all n of them together may change by `sqrt(n)` times as much.
+    """
+
+    def __init__(self, width: int, share: float = 0.5, strength: float = 0.5, radius: float = 3.0) -> None:
+        super().__init__()
+        self.share, self.scale = share, strength / radius**2
+        self.ball = wn.nn.BallProjection(radius / math.sqrt(width))
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        vectors = x.flatten(2).mT
+        inside = self.ball(vectors)
+        q, k, v = (each(inside) for each in (self.query, self.key, self.value))
+        seen = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+        return ((1 - self.share) * vectors + self.share * seen).mT
+
+
+def attending(shape: Sequence[int], width: int, hidden: Sequence[int]) -> nn.Sequential:
+    """Ours with dot-product attention between the four quarters of an image, each mapped to a vector of that width.
+
+    The constant of its body is at most `1 + sqrt(5) / 2`, and not 1.
+    """
+    patch = shape[1] // 2
+    layers = [nn.Conv2d(shape[0], width, patch, stride=patch), BetaAbs(width), Attention(width), nn.Flatten()]
+    return _with_linear_layers(layers, 4 * width, hidden)
 
 
 def optimizer_of(model: nn.Sequential, lr: float) -> tuple[wn.Scion, Constraints]:
@@ -86,7 +122,7 @@ def optimizer_of(model: nn.Sequential, lr: float) -> tuple[wn.Scion, Constraints
     radii: dict[str, float] = {}
     constraints: dict[str, Constraint] = {}
     *_, last = model
-    for name, layer in model.named_children():
+    for name, layer in model.named_modules():
         match layer:
             case nn.Conv2d():  # the norm of a kernel with K positions is K times its matrix's largest singular value
                 norm: Norm = wn.norms.SpectralConv(2, "patches", inner=wn.Spectral(units="l2"))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import wellnormed as wn
 from papers import certified_vision, mnist
 from papers.certified_vision import MEASURED, Training, cells, distance, figures, offset_cross_entropy, verdicts
-from papers.one_lipschitz import BetaAbs, Shift
+from papers.one_lipschitz import BetaAbs, Shift, attending, optimizer_of
 from wellnormed.data._download import DataError
 from wellnormed.train.task import fit
 
@@ -43,6 +43,17 @@ def test_a_shift_moves_half_of_the_channels_by_one_pixel_each():
     x[:, :, 2, 2] = 1
     places = [tuple(each.nonzero()[0].tolist()) for each in Shift()(x)[0]]
     assert places == [(3, 2), (1, 2), (2, 3), (2, 1), (2, 2), (2, 2), (2, 2), (2, 2)]
+
+
+def test_attention_between_quarters_has_the_constant_that_it_states():
+    torch.manual_seed(0)
+    model = attending((1, 8, 8), 16, (8,))
+    optimizer_of(model, lr=0.1)  # which makes its maps orthogonal
+    body, image = model[:-1].double(), torch.rand(1, 1, 8, 8, dtype=torch.float64)
+    certificate = wn.certify(body, image, box=(0, 1))
+    assert 1.5 < certificate.l2_lipschitz <= (1 + math.sqrt(5) / 2) * (1 + 1e-6)
+    found = wn.lower_bound(body, image, box=(0, 1), steps=20, generator=torch.Generator().manual_seed(0))
+    assert 0.1 * certificate.lipschitz < found.value <= certificate.lipschitz
 
 
 def test_the_body_has_the_constant_one_and_the_rows_are_at_most_one_also_after_training(training):
