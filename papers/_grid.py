@@ -110,7 +110,7 @@ def run_missing(
         for cell in (cell for chunk in chunks for cell in chunk):
             experiment.data(cell)  # data that cannot be had end all before the first cell is run
     command = f"python -m papers {experiment.name} --preset {preset}"
-    threads, unfinished = max(1, (os.cpu_count() or 1) // jobs), table.path.parent / "unfinished"
+    threads, unfinished = max(1, torch.get_num_threads() // jobs), table.path.parent / "unfinished"
     kept = unfinished if experiment.keeps else None
     settings = Settings(experiment.run, experiment.data, command, device, threads, kept)
     with progress_display(console, done, total, 1, "cell") as show:

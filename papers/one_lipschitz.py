@@ -112,8 +112,8 @@ def attending(shape: Sequence[int], width: int, hidden: Sequence[int]) -> nn.Seq
     The constant of its body is at most `1 + sqrt(5) / 2`, and not 1.
     """
     patch = shape[1] // 2
-    layers = [nn.Conv2d(shape[0], width, patch, stride=patch), BetaAbs(width), Attention(width), nn.Flatten()]
-    return _with_linear_layers(layers, 4 * width, hidden)
+    first = nn.Conv2d(shape[0], width, patch, stride=patch)
+    return _with_linear_layers([first, BetaAbs(width), Attention(width), nn.Flatten()], 4 * width, hidden)
 
 
 def optimizer_of(model: nn.Sequential, lr: float) -> tuple[wn.Scion, Constraints]:
