@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1949,
     "routing": 867,
     "train": 1941,
-    "tests": 25055,
+    "tests": 25051,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

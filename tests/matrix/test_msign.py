@@ -240,6 +240,7 @@ def test_random_matrices_become_orthogonal_by_products(shape):
     for seed in range(4):
         x = normal(*shape, seed=seed, dtype=torch.float64)
         found = semi_orthogonal(x)
+        assert found.dtype == torch.float32
         # float32 rounding of a few products; torch's own msign stops at the error of its coefficients
         assert float((torch.linalg.svdvals(found.double()) - 1).abs().max()) < 2e-6
         # rounding of 6e-8 in a direction whose singular value is 1 / (2 n) of the largest, seldom a tenth of that
@@ -263,16 +264,9 @@ def test_more_steps_come_nearer_with_a_set_that_leaves_1_where_it_is_and_not_wit
     assert min(tuned) > 0.1
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_what_is_made_orthogonal_keeps_its_dtype(dtype):
-    found = semi_orthogonal(normal(6, 4).to(dtype))
-    assert found.dtype == dtype
-    torch.testing.assert_close((found.mT @ found).double(), torch.eye(4).double(), atol=2e-3, rtol=0)  # of float16
-
-
 def test_small_singular_values_become_1_and_missing_ones_are_refused():
     x = with_singular_values([1.0, 1e-3, 1e-6], 8, 3)
-    torch.testing.assert_close(torch.linalg.svdvals(semi_orthogonal(x)), torch.ones(3).double(), atol=2e-6, rtol=0)
+    torch.testing.assert_close(torch.linalg.svdvals(semi_orthogonal(x)), torch.ones(3), atol=2e-6, rtol=0)
     for missing in (torch.zeros(5, 3), torch.eye(5)[:, :3].roll(1, 1) * torch.tensor([1.0, 0.0, 1.0])):
         with pytest.raises(ValueError, match="x has no full rank, or nearly so"):
             semi_orthogonal(missing)

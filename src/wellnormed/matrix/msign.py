@@ -118,7 +118,7 @@ def semi_orthogonal(x: Matrices) -> Matrices:
     The coefficients of "polar-express-8" lead most singular values to 1; steps `s (15 - 10 s^2 + 3 s^4) / 8`, which
     multiply small ones by 15/8, lead the others there. Every singular value ends within 1e-5 of 1: also one that is
     lost in the rounding of float32, in a direction of that rounding; where there is not even that, x is refused. The
-    result has the dtype of x, and no more digits than float32.
+    result is of float32, whatever the dtype of x.
 
     Example:
         >>> x = semi_orthogonal(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
@@ -128,14 +128,14 @@ def semi_orthogonal(x: Matrices) -> Matrices:
     check_matrix(x, "x")
     if x.shape[-2] < x.shape[-1]:
         return semi_orthogonal(x.mT).mT.contiguous()
-    dtype, x = x.dtype, msign(x.float())
+    x = msign(x.float())
     identity = torch.eye(x.shape[-1], device=x.device)
     for _ in range(40):
         gram = symmetric_product(x.mT, x)
         converged = bool((torch.linalg.matrix_norm(gram - identity) < 1e-3).all())  # a step then leaves 1e-9
         x = times_symmetric(x, symmetric_product(gram, gram, gram, beta=-1.25, alpha=0.375), x, beta=1.875)
         if converged:
-            return x.to(dtype)
+            return x
     raise ValueError("semi_orthogonal: x has no full rank, or nearly so; use msign(x, method='svd')")
 
 
