@@ -65,11 +65,12 @@ class Ledger:
         """Values whose lines along an axis were sorted, with the axis and the sorted value."""
         self.pairs: dict[tuple[str, str], Value] = {}
         """Names of two values -> both side by side along a new last axis."""
+        self.apart = apart
+        """Whether operations on vectors leave each of them a group of its own."""
         self.joined = False
         """Whether some operation on vectors left several of them in one group."""
         self.dtype = torch.float32
         """The dtype of the current operation's result."""
-        self._apart = apart
         self._claims: dict[tuple, Claim] = {}
         self._computed: dict[str, Tensor] = {}
         self._names: dict[str, int] = {}
@@ -146,7 +147,7 @@ class Ledger:
         """The axes of the groups that an operation on every vector along some axes reads and leaves."""
         own, joined = tuple(sorted({axis % len(x.shape) for axis in over})), with_inner_axes(x, over)
         self.joined = self.joined or joined != own
-        return own if self._apart else joined
+        return own if self.apart else joined
 
     def bounds(self, x: Value, axes: Iterable[int]) -> Bounds:
         """Bounds of the groups of a value along some axes."""

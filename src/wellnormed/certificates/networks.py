@@ -114,7 +114,7 @@ class Joint:
                 "certify: effort='high' found nothing to bound jointly: two linear maps or more, with nothing but "
                 "functions of every entry, sums and factors between them, that have few enough entries"
             )
-        return Walk(walk.program, walk.ledger.radius, walk.ledger.promises, improved, walk.apart)
+        return Walk(walk.program, walk.ledger.radius, walk.ledger.promises, improved, walk.ledger.apart)
 
     def bound(self, of: str, ledger: Ledger, end: Value) -> Value:
         """The end of a network from a start of that name with the joint bound; as it is if no lower one is proved."""

@@ -50,7 +50,7 @@ class Walk(Interpreter):
     ) -> None:
         super().__init__(program)
         self._improved, self._plain = improved or {}, dict[Value, Value]()
-        self.apart, self.ledger = apart, Ledger(radius, promises, apart)
+        self.ledger = Ledger(radius, promises, apart)
         self.values: dict[fx.Node, Any] = {}
         self.stored: dict[str, Stored] = {}
         """The model's own tensors that its result depends on, by name."""
@@ -268,7 +268,8 @@ class Walk(Interpreter):
 
 
 _OF_RADII = {"attention", "matrix_product"}
-"""Operations on tokens whose bounds grow with the radius of each."""
+"""Operations on tokens whose bounds grow with the radius of each. Whether to try a second proof depends on these, and
+no bound does: either proof holds."""
 
 
 def walked(

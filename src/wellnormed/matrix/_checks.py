@@ -79,10 +79,10 @@ def check_finite(largest: Tensor, name: str) -> None:
 
 def as_bound(value: float | Tensor, x: Tensor, name: str) -> Tensor:
     """A bound in spectral units as a float64 tensor that broadcasts against the batch of `x`. Reads no value."""
-    require_numbers("", {name: value if not isinstance(value, Tensor) or value.is_complex() else 0.0})
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and not value.is_complex():
         bound = value.detach().to(x.device, torch.float64)
     else:  # filled on the device, which waits for no transfer
+        require_numbers("", {name: value})
         bound = torch.full((), float(value), dtype=torch.float64, device=x.device)
     batch = x.shape[:-2]
     sides = zip(reversed(bound.shape), reversed(batch), strict=False)
