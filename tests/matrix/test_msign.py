@@ -253,7 +253,7 @@ def test_more_steps_come_nearer_with_a_set_that_leaves_1_where_it_is_and_not_wit
 
     def errors(step):
         found = []
-        for count in (3, 6, 12, 24):
+        for count in (3, 6, 8, 24):
             own = CoefficientSet("", "", (step,) * count, maximum=1.21, minimum=0.0)
             found.append(error(msign(x, own, "newton-schulz"), polar(x)))
         return found
