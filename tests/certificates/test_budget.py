@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -49,6 +50,17 @@ class Attention(nn.Module):
         return self.head(x + F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0])
 
 
+class Recurrent(nn.Module):
+    """The last state of a sequence, whose first is zero."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.cell, self.head = kind(2, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.cell(x.unflatten(1, (4, 2)))[0][:, -1])
+
+
 TOKENS = torch.arange(24).reshape(4, 6) * 5 % 12
 
 
@@ -67,6 +79,7 @@ MODELS = {
     ),
     "norm layer": (lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)), X, 20.0),
     "attention": (Attention, TOKENS, 5.0),
+    **{kind.__name__: (partial(Recurrent, kind), X, 2.0) for kind in (nn.RNN, nn.LSTM, nn.GRU)},
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
 
 from wellnormed.certificates import operations as operations  # registers the bounds of operations
 from wellnormed.certificates.contractions import CONTRACTIONS, rectified
@@ -169,18 +170,23 @@ class Walk(Interpreter):
         if node in self.patterns:
             return self._checked(node, self.patterns[node][0](self.ledger, operands))
         _, arguments, keywords = operands
-        if node not in self.dependent:
-            return self._constant(node, arguments, keywords)
         if node in self.depends.lookups:
             return self._lookup(node, arguments)
-        if not any(isinstance(each, Value) for each in torch.utils._pytree.tree_leaves((arguments, keywords))):
-            return self._constant(node, arguments, keywords)  # of ones like the input, say
+        if node not in self.dependent and kind_of(node) == "product" and any(map(self.ledger.unknown, arguments)):
+            arguments = tuple(map(self._as_value, arguments))  # the first state of a recurrent layer, say
+        if not any(isinstance(each, Value) for each in tree_leaves((arguments, keywords))):
+            return self._constant(node, arguments, keywords)  # also of ones like the input, say
         if name_of(node.target) == "<built-in function getitem>":
             chosen = arguments[0][arguments[1]]
             if chosen is None:
                 raise self.ledger.refuse("the positions of entries in their order are used, which have no bound")
             return self._checked(node, chosen)
         return self._bound(node, arguments, keywords)
+
+    def _as_value(self, operand: Any) -> Any:
+        """A computed constant with known entries as a value, whose product with an unknown weight has a bound."""
+        computed = isinstance(operand, Stored) and operand.computed and self.ledger.unknown(operand) is None
+        return self.ledger.constant(operand) if computed and not bool(operand.tensor.isnan().any()) else operand
 
     def _lookup(self, node: fx.Node, arguments: tuple) -> Value:
         table, *others = plain_tree(arguments)
@@ -251,7 +257,7 @@ class Walk(Interpreter):
         moves = kind_of(node) in ("move", "copy", "lookup") and not rounds(node)
         vector = parameter.tensor.shape[-1:] if parameter is not None and moves else ()
         vectors = _keeps_vectors(node, plain[0], plain[1], vector)
-        for each in torch.utils._pytree.tree_leaves((arguments, dict(keywords))):
+        for each in tree_leaves((arguments, dict(keywords))):
             if isinstance(each, Stored) and not (each is first and (swapped or vectors)):
                 self.ledger.require_known(each)
         result = compute(node, *plain)
