@@ -12,7 +12,7 @@ from torch import Tensor
 
 import wellnormed as wn
 from papers._shakespeare import BLOCKS_MASS, MATRICES, LTShape, lt_model, rate_factors, shakespeare
-from papers.characters import TextTask
+from papers.characters import Precision, TextTask
 from wellnormed.constraints import SoftCap
 from wellnormed.constraints.base import SpectralConstraint, State
 from wellnormed.matrix import soft_cap_strength
@@ -23,7 +23,6 @@ from wellnormed.norms import ColNorm
 from wellnormed.routing import assign_norms
 
 Floor = Literal["as published", "largest symbol"]
-Projection = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class TransformerRun(LTShape):
     blocks_mass: float = BLOCKS_MASS
     halved: bool = False
     """Whether a rate is halved once for every residual connection that follows, and no factor of the model counts."""
-    projection: Projection = "float32"
+    projection: Precision = "float32"
     cap: float = 2.0
     """In RMS -> RMS units. LT names about 2 for its Shakespeare runs, and none for these."""
 
@@ -89,6 +88,7 @@ def lt_transformer(run: TransformerRun, device: torch.device) -> TextTask[GPT]:
     return TextTask(
         model, optimizer, wn.constrain(optimizer, held, norms=norms), run.steps,
         torch.Generator().manual_seed(run.seed + 2**32), text=shakespeare(), length=run.length, batch=run.batch,
+        precision=run.precision,
     )  # fmt: skip
 
 

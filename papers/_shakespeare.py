@@ -23,7 +23,7 @@ import wellnormed as wn
 from papers import as_published
 from papers._lt_methods import constraint_of
 from papers._table import ADDED
-from papers.characters import TextTask, validation_loss
+from papers.characters import Precision, TextTask, validation_loss
 from wellnormed.certificates import certify
 from wellnormed.data import load_shakespeare
 from wellnormed.data.characters import CharacterText
@@ -48,6 +48,8 @@ class LTShape:
     """What is trained, and how long. The sizes are LT's unless given."""
 
     residual: Residual = field(default="convex", metadata=ADDED)
+    precision: Precision = field(default="float32", metadata=ADDED)
+    """Of the products while it trains."""
     steps: int = 2000
     batch: int = 64
     length: int = 256
@@ -112,6 +114,7 @@ def lt_task(run: LTRun, device: torch.device) -> TextTask[GPT]:
     return TextTask(
         model, optimizer, wn.constrain(optimizer, held, norms=norms), run.steps,
         torch.Generator().manual_seed(run.seed + 2**32), text=shakespeare(), length=run.length, batch=run.batch,
+        precision=run.precision,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ LT is "Training Transformers with Enforced Lipschitz Constants". A search exceed
 import math
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -14,6 +15,8 @@ from torch import nn
 from wellnormed.models.gpt import GPT, Attention
 from wellnormed.norms import Spectral
 
+Formula = Literal["text", "9c3c1b4", "16cccff"]
+"""LT's: that of appendix D, and those of its code from 7 May and from 12 June 2025, named by their commits."""
 _ONE = Decimal(1)
 
 
@@ -36,12 +39,16 @@ def whole_norms(model: nn.Module) -> dict[str, float]:
     return {name: float(Spectral().upper_bound(p)) for name, p in model.named_parameters() if p.ndim == 2}
 
 
-def transformer(model: GPT, equation_20: bool = True, norms: Mapping[str, float] | None = None) -> float:
-    """Decimal logarithm of what LT section 4.2 and appendix D say of a `GPT`, from norms of whole matrices.
+def transformer(
+    model: GPT, equation_20: bool = True, norms: Mapping[str, float] | None = None, formula: Formula = "text"
+) -> float:
+    """Decimal logarithm of what LT says of a `GPT`, from norms of whole matrices, its embedding's vectors counting 1.
 
-    It divides feed-forward layers by 1.1289 although their activation is scaled by that already, and takes the norm of
-    a whole projection for that of every head. It takes every residual connection for a convex one of the config's
-    strength, with a third of attention, also in a model with plain ones (`GPTConfig.residual`).
+    Appendix D divides feed-forward layers by 1.1289 although their activation is scaled by that already, and takes the
+    norm of a whole projection for that of every head. Each formula takes every residual connection for a convex one of
+    the config's strength, also in a model with plain ones (`GPTConfig.residual`). In the code of May the constant of a
+    block is added to that of the stream instead of multiplying it, and is the product of its matrices' norms. That of
+    June compounds, and has another attention than the text.
 
     Args:
         model: In any state of training.
@@ -49,6 +56,7 @@ def transformer(model: GPT, equation_20: bool = True, norms: Mapping[str, float]
             "at most 10" of LT's table 1 follows neither with it nor without: at cap 1, attention scale sqrt(128) and
             logit scale 8 the formula says 23.3 and 7.6.
         norms: The `whole_norms` of the model, where they are known.
+        formula: Which one. Only the text's knows `equation_20`.
 
     Example:
         >>> from wellnormed.models import GPTConfig
@@ -64,8 +72,8 @@ def transformer(model: GPT, equation_20: bool = True, norms: Mapping[str, float]
     def norm(part: nn.Module) -> Decimal:
         return Decimal(known[name_of[next(p for p in part.parameters() if p.ndim == 2)]])
 
-    constant, share = Decimal("1.1289"), Decimal(model.config.residual_strength)
-    root = Decimal(model.config.attention_scale if equation_20 else 1).sqrt()
+    constant, share, scale = Decimal("1.1289"), Decimal(model.config.residual_strength), model.config.attention_scale
+    root = Decimal(scale if equation_20 else 1).sqrt()
     radius = lipschitz = _ONE
     for residual in model.layers:
         block = getattr(residual, "block", None)
@@ -73,11 +81,15 @@ def transformer(model: GPT, equation_20: bool = True, norms: Mapping[str, float]
             continue
         if isinstance(block, Attention):
             query, key, value, output = (norm(part) for part in (block.query, block.key, block.value, block.output))
-            functional = root * max(_ONE, value * max(query, key) * radius**2)
-            size, own = output * value, functional * (query + key + value) * output / 3
+            size, product = output * value, query * key * value * output
+            own = root * max(_ONE, value * max(query, key) * radius**2) * (query + key + value) * output / 3
+            if formula == "16cccff":
+                own = Decimal(scale) * (size + 2 * product * radius**2) / 3
+                size /= 3
         else:
-            size = own = norm(block.input) * norm(block.output) / constant
-        lipschitz *= 1 - share + share * own
+            product = norm(block.input) * norm(block.output)
+            size = own = product / constant
+        lipschitz = (1 - share) * lipschitz + share * (product if formula == "9c3c1b4" else lipschitz * own)
         radius *= 1 - share + share * size
     return float((lipschitz * norm(model.head)).log10())
 

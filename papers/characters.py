@@ -4,6 +4,7 @@
 """
 
 from itertools import pairwise
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,8 @@ from wellnormed.data.characters import CharacterText
 from wellnormed.train.language import TOKENS_AT_ONCE
 from wellnormed.train.task import M, Task
 
+Precision = Literal["float32", "bfloat16"]
+
 
 class TextTask(Task[M]):
     """Next characters of windows at random places of a text, for a model of integers `(B, T)` to logits `(B, T, V)`.
@@ -23,6 +26,7 @@ class TextTask(Task[M]):
         text: What is learned.
         length: Characters of a window, T.
         batch: Windows of a step, B.
+        precision: Of the model's products while it trains, by autocast. Weights keep their own.
     """
 
     def __init__(
@@ -36,9 +40,10 @@ class TextTask(Task[M]):
         text: CharacterText,
         length: int,
         batch: int,
+        precision: Precision = "float32",
     ) -> None:
         super().__init__(model, optimizer, constraints, steps, generator)
-        self.text, self.length, self.batch = text, length, batch
+        self.text, self.length, self.batch, self.precision = text, length, batch, precision
 
     def batch_loss(self) -> Tensor:
         """Cross entropy, in nats a character."""
@@ -49,7 +54,9 @@ class TextTask(Task[M]):
         """The same over the windows of a split that begin at these places."""
         windows = tokens[starts[:, None] + torch.arange(self.length + 1)]
         windows = windows.to(next(self.model.parameters()).device)
-        return F.cross_entropy(self.model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+        with torch.autocast(windows.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            logits = self.model(windows[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
 
 
 @torch.no_grad()

@@ -48,6 +48,16 @@ def test_the_published_formula(cap, blocks):
     assert 10 ** as_published.transformer(at_caps(cap, blocks)) == pytest.approx(published(cap, blocks), rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("cap", "may", "june", "text"), [(1.35, 2.7, 4.2, 9.4), (1.6, 5.2, 23, 125), (2, 13, 840, 14800)]
+)
+def test_formulas_of_the_code_and_of_the_text_are_apart(cap, may, june, text):
+    # as an audit of LT's code computed them, to two digits
+    model = at_caps(cap)
+    found = {formula: 10 ** as_published.transformer(model, formula=formula) for formula in shakespeare_best.FORMULAS}
+    assert found == pytest.approx({"9c3c1b4": may, "16cccff": june, "text": text}, rel=0.02)
+
+
 @pytest.mark.parametrize("scale", [0.25, 24.0])
 def test_equation_20_multiplies_attention_by_the_root_of_its_scale_and_can_be_left_out(scale):
     model = at_caps(1.5, 2)
