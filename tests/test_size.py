@@ -26,10 +26,10 @@ AT_MOST = {
     "optim": 1848,
     "parallel": 366,
     "program": 1175,
-    "proof": 1949,
+    "proof": 1948,
     "routing": 867,
     "train": 1941,
-    "tests": 25067,
+    "tests": 25074,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -348,6 +348,17 @@ class Positions(nn.Module):
         return self.head(self.gain * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-2)))
 
 
+class Scalars(nn.Module):
+    """A branch with one number in front of it, and one that is added."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain, self.shift, self.f = nn.Parameter(torch.ones(())), nn.Parameter(torch.zeros(())), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.gain * self.f(x).relu() + self.shift
+
+
 NORMALIZED = {
     "layer norm": (nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8, eps=0.1), nn.Linear(8, 3)), (4, 6)),
     "norm layer alone": (nn.Sequential(nn.LayerNorm(6, eps=0.1)), (4, 6)),
@@ -357,6 +368,7 @@ NORMALIZED = {
     "group norm": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4, eps=0.1), nn.Conv2d(4, 2, 1)), (2, 3, 5, 5)),
     "transposed": (nn.Sequential(nn.ConvTranspose2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)), (2, 3, 5, 5)),
     "positions": (Positions(), (2, 5, 6)),
+    "numbers": (Scalars(), (2, 6)),
 }
 
 
@@ -370,7 +382,7 @@ def test_gains_biases_and_positions_within_caps(name, tmp_path):
     for each in optimizer.assignment:
         if isinstance(each.norm, wn.norms.Gain):
             caps[each.name] = EntryCap(1.25)
-        elif each.parameter.ndim == 1 or "positions" in each.name:
+        elif each.parameter.ndim < 2 or "positions" in each.name:
             caps[each.name] = wn.ColumnCap(0.5)
         else:
             caps[each.name] = wn.HardCap(1.5)

@@ -63,7 +63,6 @@ class Promise:
     @cached_property
     def blocks(self) -> list[tuple[np.ndarray, float]]:
         """For each of `parts`, the flat positions of the entries, `(count, rows, columns)`, and the largest norm."""
-        require(len(self.shape) > 0, f"{word(self.name)} has no axes")
         require(math.prod(self.shape) <= _ENTRIES, f"{word(self.name)} has more than {_ENTRIES} entries")
         count, blocks = math.prod(self.shape), []
         for each in self.parts:
@@ -122,7 +121,7 @@ class Promise:
 
     def _max_abs(self) -> tuple[float]:
         require(len(self.shape) < 3, f"{word(self.name)} is no matrix")
-        return (max(self._along(0, self.shape[0])),)
+        return (max(self._along(0, self.shape[0]) if self.shape else self._owned(np.zeros((), int), 1)),)
 
     def _taps(self, groups: int) -> tuple[float]:
         """Bound a convolution with the kernel `(outputs, inputs, *kernel)` by the sum of the norms of its taps."""
