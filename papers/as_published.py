@@ -5,6 +5,7 @@ LT is "Training Transformers with Enforced Lipschitz Constants". A search exceed
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Literal
@@ -12,7 +13,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from wellnormed.models.gpt import GPT, Attention
+from wellnormed.models.gpt import GPT
 from wellnormed.norms import Spectral
 
 Formula = Literal["text", "9c3c1b4", "16cccff"]
@@ -42,21 +43,7 @@ def whole_norms(model: nn.Module) -> dict[str, float]:
 def transformer(
     model: GPT, equation_20: bool = True, norms: Mapping[str, float] | None = None, formula: Formula = "text"
 ) -> float:
-    """Decimal logarithm of what LT says of a `GPT`, from norms of whole matrices, its embedding's vectors counting 1.
-
-    Appendix D divides feed-forward layers by 1.1289 although their activation is scaled by that already, and takes the
-    norm of a whole projection for that of every head. Each formula takes every residual connection for a convex one of
-    the config's strength, also in a model with plain ones (`GPTConfig.residual`). In the code of May the constant of a
-    block is added to that of the stream instead of multiplying it, and is the product of its matrices' norms. That of
-    June compounds, and has another attention than the text.
-
-    Args:
-        model: In any state of training.
-        equation_20: Whether an attention scale other than 1 multiplies attention by its root, as LT prints it. The
-            "at most 10" of LT's table 1 follows neither with it nor without: at cap 1, attention scale sqrt(128) and
-            logit scale 8 the formula says 23.3 and 7.6.
-        norms: The `whole_norms` of the model, where they are known.
-        formula: Which one. Only the text's knows `equation_20`.
+    """`of_norms` of a `GPT`'s `whole_norms`, which may be passed where they are known.
 
     Example:
         >>> from wellnormed.models import GPTConfig
@@ -66,32 +53,50 @@ def transformer(
         >>> transformer(model) < 1
         True
     """
-    known = whole_norms(model) if norms is None else norms
-    name_of = {parameter: name for name, parameter in model.named_parameters()}
+    norms, config = whole_norms(model) if norms is None else norms, model.config
+    return of_norms(norms, config.residual_strength, config.attention_scale, equation_20, formula)
 
-    def norm(part: nn.Module) -> Decimal:
-        return Decimal(known[name_of[next(p for p in part.parameters() if p.ndim == 2)]])
 
-    constant, share, scale = Decimal("1.1289"), Decimal(model.config.residual_strength), model.config.attention_scale
-    root = Decimal(scale if equation_20 else 1).sqrt()
+def of_norms(
+    norms: Mapping[str, float], share: float, scale: float = 1.0, equation_20: bool = True, formula: Formula = "text"
+) -> float:
+    """Decimal logarithm of what LT says of a `GPT` whose matrices have these norms, and vectors of the embedding 1.
+
+    Appendix D divides feed-forward layers by 1.1289 although their activation is scaled by that already, and takes the
+    norm of a whole projection for that of every head. Each formula takes every residual connection for a convex one,
+    also in a model with plain ones (`GPTConfig.residual`). In the code of May the constant of a block is added to that
+    of the stream instead of multiplying it, and is the product of its matrices' norms. That of June compounds, and has
+    another attention than the text.
+
+    Args:
+        norms: The `whole_norms` of the model.
+        share: Of a block in its residual connection, `GPTConfig.residual_strength`.
+        scale: Of attention, `GPTConfig.attention_scale`.
+        equation_20: Whether an attention scale other than 1 multiplies attention by its root, as LT prints it. The
+            "at most 10" of LT's table 1 follows neither with it nor without: at cap 1, attention scale sqrt(128) and
+            logit scale 8 the formula says 23.3 and 7.6. Only the text's formula knows it.
+        formula: Which one.
+    """
+    blocks: dict[int, dict[str, Decimal]] = {}
+    for name, norm in norms.items():
+        if found := re.fullmatch(r"layers\.(\d+)\.block\.(\w+)\..*weight", name):
+            blocks.setdefault(int(found[1]), {})[found[2]] = Decimal(norm)
+    constant, a, root = Decimal("1.1289"), Decimal(share), Decimal(scale if equation_20 else 1).sqrt()
     radius = lipschitz = _ONE
-    for residual in model.layers:
-        block = getattr(residual, "block", None)
-        if block is None:  # a ball projection, which the paper does not have
-            continue
-        if isinstance(block, Attention):
-            query, key, value, output = (norm(part) for part in (block.query, block.key, block.value, block.output))
+    for _, block in sorted(blocks.items()):
+        if "query" in block:
+            query, key, value, output = (block[part] for part in ("query", "key", "value", "output"))
             size, product = output * value, query * key * value * output
             own = root * max(_ONE, value * max(query, key) * radius**2) * (query + key + value) * output / 3
             if formula == "16cccff":
                 own = Decimal(scale) * (size + 2 * product * radius**2) / 3
                 size /= 3
         else:
-            product = norm(block.input) * norm(block.output)
+            product = block["input"] * block["output"]
             size = own = product / constant
-        lipschitz = (1 - share) * lipschitz + share * (product if formula == "9c3c1b4" else lipschitz * own)
-        radius *= 1 - share + share * size
-    return float((lipschitz * norm(model.head)).log10())
+        lipschitz = (1 - a) * lipschitz + a * (product if formula == "9c3c1b4" else lipschitz * own)
+        radius *= 1 - a + a * size
+    return float((lipschitz * Decimal(norms["head.weight"])).log10())
 
 
 def cosine_attention(

@@ -12,7 +12,6 @@ The form with plain residuals is judged by the formula of May, which its code ha
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +25,7 @@ from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import panels
 from papers._nanogpt import NanoGPTRun, best_scores
 from papers._resumed import fit_resumed
-from papers._shakespeare import LTRun, Residual, bounds, lt_model, lt_task, scores
+from papers._shakespeare import LTRun, Residual, bounds, lt_task, scores
 from papers._table import Row
 from papers._tokens import token_task
 from papers.frontier import GRID
@@ -130,12 +129,7 @@ def said(row: Row, formula: as_published.Formula | None = None) -> float:
     if norms is None:
         return stored if formula in (None, "text") else math.nan
     own: as_published.Formula = "9c3c1b4" if kind(row) == "LT, plain" else "text"
-    return _by_norms(LTRun(**row["config"]), tuple(norms.items()), formula or own)
-
-
-@cache
-def _by_norms(run: LTRun, norms: tuple[tuple[str, float], ...], formula: as_published.Formula) -> float:
-    return as_published.transformer(lt_model(run, torch.Generator()), norms=dict(norms), formula=formula)
+    return as_published.of_norms(norms, 0.5 / row["config"]["blocks"], formula=formula or own)
 
 
 def best_of_seeds(rows: Sequence[Row], whose: str, measure: str, within: float = math.inf) -> list[dict[str, Any]]:
@@ -263,8 +257,6 @@ EXPERIMENT = Experiment(
         "cpu": "models of width 64 and 128 that read 64 characters, 1,500 steps of 12 windows; LT's at one rate",
         "paper": "LT gives neither caps nor rates of its two runs: caps are those at which its formula says 2 and "
         "6.02 when every matrix reaches them, and 2, each at three rates and three seeds, at 2 with products in "
-        "bfloat16; which form of the "
-        "transformer made the published runs is not known, so that both are trained, and of both the formula is that "
-        "of the text's form",
+        "bfloat16; which form of the transformer made the published runs is not known, so that both are trained",
     },
 )
