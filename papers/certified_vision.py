@@ -95,11 +95,15 @@ class Setting(NamedTuple):
 
 ROOT = math.sqrt(2)
 """To be safe within r, the right logit must lead by this times r if the two rows are orthogonal."""
-CIFAR = Setting(1200, 125, (32, 96, 192), (0, 3, 3), (256,), 32, ROOT, 0.25, 300, 10, 20, aim=(36 / 255, 0.5))
+CIFAR = Setting(1200, 125, (32, 96, 192), (0, 3, 3), (256,), 32, ROOT, 0.25, 300, 10, 20)
 MNIST = Setting(1200, 100, (16, 64), (0, 2), (128,), 16, 1.5 * ROOT, 0.25, 300, 10, 20)
 DEEP = (256, 256, 128)
 SETTINGS: dict[tuple[Preset, Data], tuple[Setting, ...]] = {
-    ("cpu", "cifar10"): (CIFAR, CIFAR._replace(steps=4000, hidden=DEEP)),
+    ("cpu", "cifar10"): (
+        CIFAR,
+        CIFAR._replace(steps=4000, hidden=DEEP),
+        CIFAR._replace(steps=10_000, hidden=DEEP, aim=(36 / 255, 0.5)),
+    ),
     ("cpu", "mnist"): (
         MNIST,
         MNIST._replace(steps=12_000),
