@@ -40,10 +40,8 @@ def whole_norms(model: nn.Module) -> dict[str, float]:
     return {name: float(Spectral().upper_bound(p)) for name, p in model.named_parameters() if p.ndim == 2}
 
 
-def transformer(
-    model: GPT, equation_20: bool = True, norms: Mapping[str, float] | None = None, formula: Formula = "text"
-) -> float:
-    """`of_norms` of a `GPT`'s `whole_norms`, which may be passed where they are known.
+def transformer(model: GPT, equation_20: bool = True, norms: Mapping[str, float] | None = None) -> float:
+    """`of_norms` of a `GPT`'s `whole_norms`, which may be passed where they are known, by the text's formula.
 
     Example:
         >>> from wellnormed.models import GPTConfig
@@ -54,7 +52,7 @@ def transformer(
         True
     """
     norms, config = whole_norms(model) if norms is None else norms, model.config
-    return of_norms(norms, config.residual_strength, config.attention_scale, equation_20, formula)
+    return of_norms(norms, config.residual_strength, config.attention_scale, equation_20)
 
 
 def of_norms(
