@@ -12,6 +12,7 @@ from torch import nn
 import wellnormed as wn
 from wellnormed.certificates.budget import FREE, Budget
 from wellnormed.certificates.within import TOLERANCE
+from wellnormed.models import GPTConfig, build
 from wellnormed.norms import Sign
 
 X, Y = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3
@@ -79,6 +80,7 @@ MODELS = {
     ),
     "norm layer": (lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)), X, 20.0),
     "attention": (Attention, TOKENS, 5.0),
+    "GPT": (lambda: build(GPTConfig(vocabulary_size=12, length=6, width=8, heads=2, blocks=1)), TOKENS, 20.0),
     **{kind.__name__: (partial(Recurrent, kind), X, 2.0) for kind in (nn.RNN, nn.LSTM, nn.GRU)},
 }  # fmt: skip
 

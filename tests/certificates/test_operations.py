@@ -243,6 +243,7 @@ def _with_numbers_assigned(x: Tensor) -> Tensor:
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
     "linear": (lambda: _layer(nn.Linear(4, 5)), _T, 1.0),
     "linear, image": (lambda: _layer(nn.Linear(4, 5)), _I, 1.0),
+    "weights of the input": (_net(lambda x: F.linear(x, x[0].tanh() / 2, x[0, :, 0])), _T, 1.0),
     "bilinear form": (_net(lambda x: (x @ _P.to(x).new_ones(4, 4)) * x), _T, 1.0),
     "tokens times a matrix": (_net(lambda x: _P.to(x) @ x), _T, 1.0),
     "matrix per head": (_net(_mix_heads), (1, 2, 2), 1.0),

@@ -1,5 +1,7 @@
 """Certificates of all weights that keep the promises of constraints: sound for each, and blind to their entries."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -161,7 +163,11 @@ OF_ENTRIES = {
     "mask of -infinity": lambda x, a, b: (x @ a + torch.where(a > 0, -torch.inf, 0.0)).softmax(-1) @ b,
     "float mask": lambda x, a, b: torch.where(a.bool(), x @ a @ b, 0.0),
     "repaired": lambda x, a, b: x @ a.nan_to_num() @ b,
-    "scaled": lambda x, a, b: x @ (2 * a) @ b,
+    "turned, then scaled": lambda x, a, b: x @ (2 * a.T) @ b,
+    "rounded, then scaled": lambda x, a, b: x @ (2 * a.half()).float() @ b,
+    "turned around": lambda x, a, b: x @ -a @ b,
+    "shifted": lambda x, a, b: x @ (a + 1) @ b,
+    "of logits, and of no mask": lambda x, a, b: (x @ a).softmax(-1) + (b + 1),
     "normalized": lambda x, a, b: x @ (a / a.norm()) @ b,
     "added twice": lambda x, a, b: torch.add(x @ a, b, alpha=2),
     "divided": lambda x, a, b: (x @ a) / b,
@@ -205,6 +211,29 @@ def test_matrices_may_be_used_as_they_are_or_transposed(use):
     model, constraints = two(use)
     found = wn.certify(model, torch.randn(3, 6), within=constraints)
     assert found.lipschitz == pytest.approx(4.0, rel=1e-6) or found.lipschitz == pytest.approx(6.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, a, b: x @ (2 * a) @ b,
+        lambda x, a, b: F.linear(x @ a, b * 0.5),
+        lambda x, a, b: x @ a + 3 * b[2],
+        lambda x, a, b: F.scaled_dot_product_attention(x[None], x[None], x[None] @ a, b[[5, 0, 1]][:, :3]),
+    ],
+)
+def test_a_multiple_of_a_weight_and_a_learned_bias_of_logits_are_bounded(use):
+    model, constraints = two(use)
+    x = torch.randn(3, 6)
+    always = wn.certify(model, x, within=constraints)
+    for scale in (2.0, -2.0):
+        with torch.no_grad():
+            for each in model.parameters():
+                each.copy_(nn.init.orthogonal_(each) * scale * (1 - 1e-6))
+        now = wn.certify(model, x)
+        found = wn.lower_bound(model, x, steps=20, generator=torch.Generator().manual_seed(0)).value
+        assert found <= now.lipschitz <= always.lipschitz < math.inf
+        assert now.activation_rms <= always.activation_rms * (1 + 1e-9)
 
 
 def test_what_is_added_before_a_softmax_is_no_mask():

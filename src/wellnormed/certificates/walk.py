@@ -13,6 +13,7 @@ from wellnormed.certificates.contractions import CONTRACTIONS, rectified
 from wellnormed.certificates.ledger import Ledger, Stored
 from wellnormed.certificates.matching import match, repeats
 from wellnormed.certificates.moves import pick
+from wellnormed.certificates.operations.elementwise import add
 from wellnormed.certificates.operations.linear import margin
 from wellnormed.certificates.operations.source import embedding, source
 from wellnormed.certificates.patterns import PATTERNS, attention_of, spelled_attention
@@ -173,7 +174,8 @@ class Walk(Interpreter):
         if node in self.depends.lookups:
             return self._lookup(node, arguments)
         if node not in self.dependent and kind_of(node) == "product" and any(map(self.ledger.unknown, arguments)):
-            arguments = tuple(map(self._as_value, arguments))  # the first state of a recurrent layer, say
+            scaled = any(isinstance(each, int | float) for each in arguments)  # a share of a table of positions, say
+            arguments = tuple(self._as_value(each, scaled) for each in arguments)
         if not any(isinstance(each, Value) for each in tree_leaves((arguments, keywords))):
             return self._constant(node, arguments, keywords)  # also of ones like the input, say
         if name_of(node.target) == "<built-in function getitem>":
@@ -183,8 +185,14 @@ class Walk(Interpreter):
             return self._checked(node, chosen)
         return self._bound(node, arguments, keywords)
 
-    def _as_value(self, operand: Any) -> Any:
-        """A computed constant with known entries as a value, whose product with an unknown weight has a bound."""
+    def _as_value(self, operand: Any, scaled: bool) -> Any:
+        """A computed constant with known entries as a value, whose product with an unknown weight has a bound.
+
+        It is the first state of a recurrent layer, say. An unknown weight that is `scaled` by a number is a value too.
+        """
+        if scaled and self.ledger.unknown(operand):
+            zeros = self.ledger.computed("zeros", torch.zeros_like(operand.tensor))
+            return add(self.ledger, self.ledger.constant(zeros), operand)
         computed = isinstance(operand, Stored) and operand.computed and self.ledger.unknown(operand) is None
         return self.ledger.constant(operand) if computed and not bool(operand.tensor.isnan().any()) else operand
 
@@ -257,10 +265,11 @@ class Walk(Interpreter):
         moves = kind_of(node) in ("move", "copy", "lookup") and not rounds(node)
         vector = parameter.tensor.shape[-1:] if parameter is not None and moves else ()
         vectors = _keeps_vectors(node, plain[0], plain[1], vector)
-        for each in tree_leaves((arguments, dict(keywords))):
-            if isinstance(each, Stored) and not (each is first and (swapped or vectors)):
-                self.ledger.require_known(each)
         result = compute(node, *plain)
+        if not (kind_of(node) in _CARRYING and isinstance(result, Tensor) and result.is_floating_point()):
+            for each in tree_leaves((arguments, dict(keywords))):
+                if isinstance(each, Stored) and not (each is first and (swapped or vectors)):
+                    self.ledger.require_known(each)
         if isinstance(result, Tensor):
             return self.ledger.computed(
                 self.ledger.name, result, first if swapped else None, parameter if vectors else None
@@ -273,6 +282,9 @@ class Walk(Interpreter):
         return ".".join(filter(None, (owner(node), packet(node)))) if node.op == "call_function" else node.name
 
 
+_CARRYING = ("move", "copy", "lookup", "affine")
+"""Kinds of operations whose results are NaN wherever they depend on an entry that is. What comes of unknown entries is
+refused where a bound needs it, and serves where none does, as in a learned bias of attention's logits."""
 _OF_RADII = {"attention", "matrix_product"}
 """Operations on tokens whose bounds grow with the radius of each. Whether to try a second proof depends on these, and
 no bound does: either proof holds."""

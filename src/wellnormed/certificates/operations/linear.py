@@ -23,11 +23,15 @@ aten = torch.ops.aten
 
 
 @operation("aten.linear.default", kind="product")
-def linear(ledger: Ledger, x: Value, weight: Stored, bias: Stored | None = None) -> Value:
-    """`W x + b` along the last axis, `(*, inputs)` -> `(*, outputs)`, with a stored weight W, `(outputs, inputs)`."""
-    if not isinstance(weight, Stored):
-        raise ledger.refuse("its weight depends on the input; only stored weights have a bound")
-    return _apply(ledger, x, weight, bias, transposed=False)
+def linear(ledger: Ledger, x: Any, weight: Stored | Value, bias: Any = None) -> Value:
+    """`W x + b` along the last axis, `(*, inputs)` -> `(*, outputs)`, with W `(outputs, inputs)`.
+
+    Of a weight that depends on the input, or is a share of a weight of which a promise alone is known, it is a product.
+    """
+    if isinstance(weight, Stored):
+        return _apply(ledger, x, weight, bias, transposed=False)
+    product = matmul(ledger, x, moves.pick(ledger, weight, lambda t: t.mT))
+    return product if bias is None else add(ledger, product, bias)
 
 
 @operation("wellnormed.float8_product.default", "aten._scaled_mm.default", bounded=False)
