@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.lipschitz_budget import FOUND as MOVED
 from benchmarks.lipschitz_budget import STAYED as KEPT
+from benchmarks.lipschitz_budget import best as best_budgets
 from benchmarks.public_curves import SCION
 from benchmarks.public_curves import best as curves
 from benchmarks.public_defaults import ARMS, MODELS, PEERS, means, missing
@@ -159,24 +160,17 @@ def budget() -> Lines:
     """Caps that are found from a constant, beside those set by hand."""
     content = load(BUDGET)
     yield from ("## Caps from a constant", "", *origin(BUDGET, content))
-    yield from (
-        "Loss on new data, at equal constants.",
-        "",
-    )
-    rows: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for row in content["rows"]:
-        rows.setdefault(row["model"], {}).setdefault(row["arm"], []).append(row)
+    yield from ("Loss on new data, at equal constants, each at its best rate.", "")
     lines = []
-    for model, found in rows.items():
-        seeds = set.intersection(*({row["seed"] for row in each} for each in found.values()))
-        loss = {arm: fmean(row["loss"] for row in each if row["seed"] in seeds) for arm, each in found.items()}
+    for model, found in best_budgets(content["rows"]).items():
+        loss = {arm: fmean(row["loss"] for row in rows) for arm, rows in found.items()}
         hand = [value for arm, value in loss.items() if arm not in (MOVED, KEPT)]
-        every = [row for each in found.values() for row in each]
+        every = [row for row in content["rows"] if row["model"] == model]
         most = shown(max(row["proved"] / row["lipschitz"] for row in every), ".4f")
         least = shown(min(row["proved"] / row["lipschitz"] for row in every), ".4f", up=False)
         lines.append((
             model, f"{every[0]['lipschitz']:g}", f"{loss[MOVED]:.3f}", f"{loss[KEPT]:.3f}", f"{min(hand):.3f}",
-            f"{median(hand):.3f}", len(hand), len(seeds), f"{least} to {most}",
+            f"{median(hand):.3f}", len(hand), len(found[MOVED]), f"{least} to {most}",
         ))  # fmt: skip
     columns = (
         "model | constant | found, moved | found, kept | by hand: best | median | settings | seeds | proved / asked"
