@@ -160,7 +160,7 @@ def budget() -> Lines:
     """Caps that are found from a constant, beside those set by hand."""
     content = load(BUDGET)
     yield from ("## Caps from a constant", "", *origin(BUDGET, content))
-    yield from ("Loss on new data, at equal constants, each at its best rate.", "")
+    yield from ("Loss on new data, at equal constants and best rates.", "")
     lines = []
     for model, found in best_budgets(content["rows"]).items():
         loss = {arm: fmean(row["loss"] for row in rows) for arm, rows in found.items()}
