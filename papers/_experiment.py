@@ -42,6 +42,7 @@ MODULES: dict[str, str] = {
     "shakespeare-tradeoff": "papers.shakespeare_tradeoff",
     "sign-only": "papers.sign_only",
     "stability-grid": "papers.stability_grid",
+    "warm-up": "papers.warm_up",
     "watermark": "papers.watermark",
 }
 """Name of an experiment -> the module whose `EXPERIMENT` it is."""

@@ -8,7 +8,7 @@ sqrt(2) as there. There is no weight decay, gradients are not clipped, and Adam 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wellnormed as wn
+from papers._table import ADDED
 from papers.characters import TextTask
 from wellnormed.data import load_shakespeare
 from wellnormed.data.characters import CharacterText
@@ -54,6 +55,10 @@ class GPTRun:
     length: int = 64
     head_width: int = 16
     text: Text = "shakespeare"
+    shared: bool = field(default=False, metadata=ADDED)
+    """Whether the head's weight is the embedding on characters too; on FineWeb it always is."""
+    warm_up: float | None = field(default=None, metadata=ADDED)
+    """The part of the steps in which the rate rises; None is that of the method."""
 
 
 @cache
@@ -93,13 +98,13 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Integers `(B, T)` -> logits `(B, T, symbols)`; on FineWeb the head's weight is the embedding too."""
+    """Integers `(B, T)` -> logits `(B, T, symbols)`; the head's weight may be the embedding too."""
 
     def __init__(self, symbols: int, run: GPTRun) -> None:
         super().__init__()
-        shared = run.text == "fineweb"
-        self.embedding = None if shared else nn.Embedding(symbols, run.width)
-        self.layers = nn.ModuleList(Block(run.width, run.head_width, shared) for _ in range(run.blocks))
+        fineweb = run.text == "fineweb"
+        self.embedding = None if fineweb or run.shared else nn.Embedding(symbols, run.width)
+        self.layers = nn.ModuleList(Block(run.width, run.head_width, fineweb) for _ in range(run.blocks))
         self.head = nn.Linear(run.width, symbols, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -129,8 +134,10 @@ def optimizer_of(model: GPT, run: GPTRun, group: Any = None) -> torch.optim.Opti
             rate = 0.1 / 0.2 * run.lr  # the unit match_rms_adamw has RMS 0.2
             return wn.Muon(model, rate, recipe="muon", adjust_lr_fn="match_rms_adamw", adamw=adamw, process_group=group)
         case "uSCG" | "SCG":
-            recipe = "scion-gpt" if run.text == "fineweb" else "scion-shakespeare"
-            return wn.Scion(model, run.lr, recipe=recipe, unconstrained=run.method == "uSCG", process_group=group)
+            recipe = "scion-gpt" if model.embedding is None else "scion-shakespeare"
+            radii = {name: RADII[name] for name in ("layers", "head")} if run.shared else {}
+            own = {"unconstrained": run.method == "uSCG", "process_group": group}
+            return wn.Scion(model, run.lr, recipe=recipe, radii=radii, **own)
         case "Sign":
             norms = assign_norms(model, "sign-only")
             initialize_(norms, radii=RADII, generator=torch.Generator().manual_seed(run.seed))
@@ -140,9 +147,10 @@ def optimizer_of(model: GPT, run: GPTRun, group: Any = None) -> torch.optim.Opti
 
 
 def rate_factor(run: GPTRun, step: int) -> float:
-    """Adam's rate rises linearly at first; the last part, on FineWeb 28%, is a linear fall to 0."""
+    """Adam's rate rises linearly at first, as others may; the last part, on FineWeb 28%, is a linear fall to 0."""
     falling = 1450 / 5100 if run.text == "fineweb" else 1.0
-    rising = round(WARM_UP * run.steps) if run.method == "Adam with warm-up" else 0
+    own = WARM_UP if run.method == "Adam with warm-up" else 0.0
+    rising = round((own if run.warm_up is None else run.warm_up) * run.steps)
     return min((step + 1) / max(1, rising), 1.0, (1 - step / run.steps) / falling)
 
 

@@ -77,6 +77,24 @@ def test_a_step_of_muon_is_a_tenth_of_adams():
     assert {group["step_rule"] for group in task.optimizer.param_groups} == {"unconstrained", "adamw"}
 
 
+def test_one_table_is_embedding_and_head_with_the_norm_and_the_radius_of_the_head():
+    task = GPTTask(replace(RUN, shared=True), CPU)
+    assert task.model.embedding is None
+    norms = {each.name: each.norm for each in task.optimizer.assignment}
+    assert norms["head.weight"] == Sign(normalized=True)
+    names = {p: name for name, p in task.model.named_parameters()}
+    radii = {names[p]: group["radius"] for group in task.optimizer.param_groups for p in group["params"]}
+    assert radii.pop("head.weight") == RADII["head"]
+    assert set(radii.values()) == {RADII["layers"]}
+
+
+def test_any_method_may_have_a_warm_up_and_adam_none():
+    runs = [replace(RUN, method=method, steps=100) for method in ("SCG", "Adam with warm-up")]
+    assert [rate_factor(run, 0) for run in runs] == [1.0, 0.2]
+    assert [rate_factor(replace(run, warm_up=0.1), 0) for run in runs] == [0.1, 0.1]
+    assert [rate_factor(replace(run, warm_up=0.0), 0) for run in runs] == [1.0, 1.0]
+
+
 def test_steps_of_signs_shrink_with_the_inputs_except_the_embeddings():
     before, after, _ = step(replace(RUN, method="Sign", lr=0.5))
     for name, weight in after.items():
