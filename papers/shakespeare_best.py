@@ -11,7 +11,7 @@ The form with plain residuals is judged by the formula of May, which its code ha
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -26,8 +26,9 @@ from papers._figures import panels
 from papers._nanogpt import NanoGPTRun, best_scores
 from papers._resumed import fit_resumed
 from papers._shakespeare import LTRun, Residual, bounds, lt_task, scores
-from papers._table import Row
+from papers._table import ADDED, Row
 from papers._tokens import token_task
+from papers.characters import Precision
 from papers.frontier import GRID
 from wellnormed.certificates import lower_bound
 from wellnormed.data import load_corpus
@@ -66,6 +67,7 @@ class ProvedRun:
     token_width: int
     hidden: int
     seed: int
+    precision: Precision = field(default="float32", metadata=ADDED)
 
 
 Cell = LTRun | NanoGPTRun | ProvedRun
@@ -75,6 +77,7 @@ def cells(preset: Preset) -> list[Cell]:
     """Three seeds of each; LT's transformer at three rates in `paper`, at one in `cpu`."""
     proved, peer = (1500, 12, 64, 16, 256), (1500, 12, 64, 64, 4, 4, 0.0, 1)
     rates: tuple[float, ...] = (5.0,)
+    precision: Precision = "bfloat16" if preset == "paper" else "float32"
     shape: dict[str, Any] = {"steps": 1500, "batch": 12, "length": 64, "width": 64}
     if preset == "paper":
         proved, peer = (2000, 64, 256, 32, 1024), (5000, 64, 256, 384, 6, 6, 0.2, 20)
@@ -84,7 +87,8 @@ def cells(preset: Preset) -> list[Cell]:
         for residual, cap, lr in product(FORMS.values(), (*CAPS.values(), NAMED), rates):
             half: Any = {"precision": "bfloat16"} if preset == "paper" and cap == NAMED else {}
             found.append(LTRun("muon", "soft cap", cap, lr, residual=residual, seed=seed, **shape, **half))
-        found += [NanoGPTRun(*peer, seed), *(ProvedRun(lipschitz, *proved, seed) for lipschitz in (2, 6))]
+        found.append(NanoGPTRun(*peer, seed))
+        found += [ProvedRun(lipschitz, *proved, seed, precision) for lipschitz in (2, 6)]
     return found
 
 
@@ -108,7 +112,8 @@ def proved_task(cell: ProvedRun, device: torch.device) -> LanguageTask:
     config = GRID[f"paper-size-{cell.lipschitz}-seed-0"]
     assert isinstance(config.model, PotentialConfig)
     model = replace(config.model, length=cell.length, token_width=cell.token_width, hidden=cell.hidden)
-    config = replace(config, model=model, steps=cell.steps, batch=cell.batch, seed=cell.seed)
+    settings: dict[str, Any] = {name: getattr(cell, name) for name in ("steps", "batch", "seed", "precision")}
+    config = replace(config, model=model, **settings)
     return token_task(config, load_corpus(CHARACTERS, "tiny-shakespeare"), device)
 
 
