@@ -34,7 +34,7 @@ text is refused.
 Below are the committed rows, each with its command and commit. The preset `paper` is a paper's own setting, judged
 "reached" or "not reached". Where `cpu` is smaller, the verdict is about the shape of a curve. Nothing is judged where
 nothing was published, or where size or number of runs forbid a comparison; such lines stand in `table.md` beside the
-rows, with the number of runs. Intervals reach from the least to the largest value over the seeds. "(log)" marks
+rows, with the number of runs. Brackets hold the least and the largest value over the seeds. "(log)" marks
 numbers that are in a paper's released logs and not in its text."""
 
 
@@ -68,9 +68,10 @@ def shown(verdicts: Sequence[Verdict]) -> Iterator[str]:
     for verdict in verdicts:
         reason, why = ("as above" if verdict.why and verdict.why == why else verdict.why), verdict.why
         judged = ": ".join(filter(None, ("" if verdict.verdict == "measured" else verdict.verdict, reason)))
-        cells = (verdict.what, verdict.published, verdict.ours, verdict.interval if verdict.runs > 1 else "-", judged)
+        ours = verdict.ours + (f" [{verdict.interval}]" if verdict.runs > 1 and verdict.interval != "-" else "")
+        cells = (verdict.what, verdict.published, ours, judged)
         rows.append([cell.replace("|", "\\|") for cell in cells])
-    names = ("", "published", "ours", "interval", "verdict")
+    names = ("", "published", "ours", "verdict")
     kept = [place for place in range(len(names)) if any(row[place] not in ("", "-") for row in rows)]
     yield f"| {' | '.join(names[place] for place in kept)} |"
     yield f"|{'---|' * len(kept)}"
@@ -94,7 +95,10 @@ def section(experiment: Experiment, preset: Preset, rows: list[Row]) -> Iterator
     name = f"{experiment.name}-{preset}"
     note = f" Here: {note}." if (note := experiment.differs.get(preset)) else ""
     yield from (f"## {experiment.name}, preset {preset}", "", f"{experiment.source}: {experiment.shows}.{note}")
-    commits = ", ".join(dict.fromkeys(_short(row["commit"]) for row in rows))
+    first_commit, *others = dict.fromkeys(_short(row["commit"]) for row in rows)
+    commits = (
+        f"{first_commit} and {len(others)} more commits" if len(others) > 2 else ", ".join([first_commit, *others])
+    )
     machines = "; ".join(dict.fromkeys(row["machine"] for row in rows))
     seeds, minutes = len({row["seed"] for row in rows}), sum(row["seconds"] for row in rows) / 60
     if missing := not_run(experiment, preset, rows):

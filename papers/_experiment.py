@@ -85,8 +85,6 @@ class Experiment:
     """Whether `run` takes a folder as well, in which cells leave what they go on from after they were stopped."""
     together: Callable[[Any], Hashable] | None = None
     """Cells of an equal value are run at once, as many models in one; None runs each alone."""
-    cut: Callable[[Row], bool] | None = None
-    """Whether a row is of a run that once ended earlier than today's does. It counts until its cell is run again."""
     differs: dict[str, str] = field(default_factory=dict)
     """Preset -> in what it differs from the paper's setting."""
 

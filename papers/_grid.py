@@ -74,17 +74,11 @@ def chosen(cells: Sequence[Any], only: Sequence[str]) -> Sequence[Any]:
     return cells
 
 
-def whole(experiment: Experiment, rows: Mapping[str, Row]) -> dict[str, Row]:
-    """The rows, by the key of their cell, that are not of runs that once ended early."""
-    return {key: row for key, row in rows.items() if experiment.cut is None or not experiment.cut(row)}
-
-
 def missing(experiment: Experiment, cells: Sequence[Any], rows: Mapping[str, Row]) -> list[Chunk]:
-    """The cells that have no whole row, in the order of the experiment, those that are run together as one."""
+    """The cells that have no row, in the order of the experiment, those that are run together as one."""
     chunks: dict[Any, list[Any]] = {}
-    done = whole(experiment, rows)
     for number, cell in enumerate(cells):
-        if cell_key(cell) not in done:
+        if cell_key(cell) not in rows:
             group = number if experiment.together is None else experiment.together(cell)
             chunks.setdefault(group, []).append(cell)
     return [tuple(chunk) for chunk in chunks.values()]

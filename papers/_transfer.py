@@ -121,9 +121,9 @@ def transfer_verdict(
         return []
     sizes = {key: None for found in curves(rows, by, **where).values() for key in found}
     edges = sum(best(curve).at_edge for found in curves(rows, by, **where).values() for curve in found.values())
-    ours = f"falls 2^{fmean(moved):.1f}-fold from {by} {min(sizes)} to {max(sizes)}"
+    ours = f"falls 2^{fmean(moved):.1f}-fold from {min(sizes)} to {max(sizes)}"
     if lost:
-        ours += f"; the smallest's rate costs the largest {fmean(lost):.3f}"
+        ours += f", where that of {min(sizes)} costs {fmean(lost):.3f}"
     interval = f"2^{min(moved):.1f} to 2^{max(moved):.1f}"
     why = f"{edges} of the minima lie at the edge of the rates, so the best may be further" if edges else ""
     if stays is None:

@@ -179,8 +179,8 @@ def _compared(adam: dict[str, np.ndarray], muon: dict[str, np.ndarray], name: st
     higher = _reached(bool(above["attacked"][1:][alive[1:]].all()))
     slower = _reached(not above["probability"][0] and bool(above["probability"][BUDGETS.index(1.0) :].all()))
     lines = (
-        ("attacked accuracy", "attacked", (36 / 255, 1.0), "higher with Muon at larger budgets", higher),
-        ("mean probability", "probability", (0.0, 1.0), "Muon's starts below and falls more slowly", slower),
+        ("attacked accuracy", "attacked", (36 / 255, 1.0), "higher, at larger budgets", higher),
+        ("mean probability", "probability", (0.0, 1.0), "begins lower, falls slower", slower),
         ("certified accuracy", "certified", (36 / 255, 108 / 255), "-", "measured"),
     )
     found = []

@@ -8,7 +8,6 @@ from typing import Any, get_args
 import torch
 from matplotlib.figure import Figure
 
-from papers._caps_as_published import hard_cap_equilibrium_as_published
 from papers._cifar import EPOCH, WITHIN, AsPublished, CifarRun, CifarTask, Method, OptimizerName, lt_task
 from papers._experiment import Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
@@ -169,7 +168,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         verdict = "same shape" if best["muon"] < best["adamw"] else "another shape"
         interval = f"mean {fmean(losses['muon']):.3f} and {fmean(losses['adamw']):.3f}"
         if in_lt:
-            found.append(Verdict(method, "Muon reaches the lower loss", ours, interval, runs, verdict))
+            found.append(Verdict(method, "Muon's loss is lower", ours, interval, runs, verdict))
         else:
             found.append(Verdict(f"{method}, AdamW's steps clipped", "-", ours, interval, runs, "measured"))
         adamw, muon = ([row["results"] for row in of_pair(rows, name, method)] for name in ("adamw", "muon"))
@@ -201,7 +200,7 @@ def _as_released(rows: Sequence[Row]) -> list[Verdict]:
             released = (MUON | AS_PUBLISHED)[method]
             published, (*_, accuracy, bound) = "{2}, {3}, {4} (log)".format(*released), released
             what = f"Muon, {method}: loss, accuracy, bound"
-            why = _why_bounds_differ(method, row["config"]["strength"])
+            why = f"LT's code has the {method} as published" if f"{method} as published" in AS_PUBLISHED else ""
         else:
             published, (accuracy, bound) = "-, {}, {} (log)".format(*ADAMW), ADAMW
             what = f"AdamW's best, {method}, rate {row['config']['lr']:.2g}: loss, accuracy, bound"
@@ -215,21 +214,6 @@ def _as_released(rows: Sequence[Row]) -> list[Verdict]:
         why = "; ".join(filter(None, (f"the bound is off by {off:+.0%}" if abs(off) > BOUND_WITHIN else "", why)))
         found.append(Verdict(what, published, ours, "-", 1, "reached" if near else "not reached", why))
     return found
-
-
-def _why_bounds_differ(method: Method | AsPublished, strength: float) -> str:
-    """What the code of LT does to the norms of the three matrices that is not what its text says."""
-    if method == "hard cap":
-        share = hard_cap_equilibrium_as_published()
-        return (
-            f"the polynomials of LT's code let norms sink to {share:.4f} of the cap, and ({share:.4f} x "
-            f"{strength:g})^3 = {(share * strength) ** 3:.1f}; here they stay at the cap"
-        )
-    if method == "soft cap":
-        return (
-            "the step's norm in LT's code is sqrt(d_in / d_out) times what it is, so norms stay further below the cap"
-        )
-    return ""
 
 
 def _near_the_baseline(rows: Sequence[Row]) -> list[Verdict]:

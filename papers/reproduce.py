@@ -16,8 +16,8 @@ from rich.table import Table as Printed
 
 from papers._experiment import MODULES, Experiment, Preset, Verdict, load
 from papers._figures import save_figure
-from papers._grid import chosen, missing, run_missing, whole
-from papers._table import Row, Table, cell_key, seconds_of
+from papers._grid import chosen, missing, run_missing
+from papers._table import Row, Table, seconds_of
 from wellnormed._files import write_atomically
 from wellnormed.train.lock import locked
 
@@ -103,7 +103,7 @@ def plan(name: str, preset: Preset = "cpu", folder: Path = FOLDER, only: Sequenc
     cells = chosen(experiment.cells(preset), only)
     left = [cell for chunk in missing(experiment, cells, rows) for cell in chunk]
     machines = {f"{row['machine']}, {row['environment']['threads']} of them in use" for row in rows.values()}
-    said = cost(left, whole(experiment, rows))
+    said = cost(left, rows)
     lines = [f"{name}, preset {preset}: {len(left):,} of {len(cells):,} cells would run"]
     lines += [f"one process would take {said}, by rows of {' and '.join(sorted(machines))}"] if said else []
     return "\n".join(lines)
@@ -126,7 +126,7 @@ def overview(folder: Path = FOLDER) -> Printed:
             table = Table(folder / f"{name}-{preset}" / "rows.jsonl")
             rows = table.rows_of(cells)
             spent = f"{sum(row['seconds'] for row in rows) / 60:,.1f} min" if rows else "not run"
-            if more := cost(cells, whole(experiment, table.read()[0]), beyond=len(rows)):
+            if more := cost(cells, table.read()[0], beyond=len(rows)):
                 spent += f"; all {more}" if more.endswith("min") else f"; {more}"
             counts = Counter(verdict.verdict for verdict in experiment.verdicts(rows, preset)) if rows else {}
             found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
@@ -141,9 +141,12 @@ def states(name: str, preset: Preset, folder: Path = FOLDER) -> Printed:
     rows, _ = Table(folder / f"{name}-{preset}" / "rows.jsonl").read()
     left = {cell for chunk in missing(experiment, cells, rows) for cell in chunk}
     printed = Printed("state", "seconds", *vars(cells[0]), box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for cell, seconds in zip(cells, seconds_of(cells, whole(experiment, rows)), strict=True):
-        state = "finished" if cell not in left else "cut short" if cell_key(cell) in rows else "missing"
-        printed.add_row(state, "" if seconds is None else f"{seconds:.0f}", *map(str, vars(cell).values()))
+    for cell, seconds in zip(cells, seconds_of(cells, rows), strict=True):
+        printed.add_row(
+            "missing" if cell in left else "finished",
+            "" if seconds is None else f"{seconds:.0f}",
+            *map(str, vars(cell).values()),
+        )
     return printed
 
 

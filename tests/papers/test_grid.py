@@ -127,22 +127,6 @@ def test_cells_may_be_run_together(inline, folder, monkeypatch):
     assert squares(folder) == SQUARES
 
 
-def test_rows_of_runs_that_ended_early_count_until_their_cells_are_run_again(inline, folder, monkeypatch, capsys):
-    run(folder)
-    monkeypatch.setattr(toy, "EXPERIMENT", toy.CUT)
-    assert main(["toy", "--list", "--folder", str(folder)]) == 0
-    assert capsys.readouterr().out.count("cut short") == 1
-    assert reproduce.plan("toy", folder=folder) == "toy, preset cpu: 1 of 6 cells would run"  # its seconds do not count
-    assert run(folder)[0] == 0
-    assert executed(folder) == sorted([*SQUARES, 4])
-    assert squares(folder) == SQUARES
-    table = Table(folder / "toy-cpu" / "rows.jsonl")
-    assert len(table.path.read_text().splitlines()) == len(SQUARES) + 1
-    assert table.repair() == []
-    assert len(table.path.read_text().splitlines()) == len(SQUARES)  # the row that was replaced is gone
-    assert squares(folder) == SQUARES
-
-
 def test_a_dry_run_says_how_long_such_cells_took_and_runs_none(inline, folder, capsys):
     def plan(*words):
         assert main(["toy", "--dry-run", "--folder", str(folder), *words]) == 0

@@ -60,4 +60,3 @@ def data(cell):
 EXPERIMENT = Experiment("toy", "no paper", "that numbers have squares", cells, run, figures, verdicts)
 OF_DATA = Experiment("toy", "no paper", "", cells, run, figures, verdicts, data)
 TOGETHER = Experiment("toy", "no paper", "", cells, run, figures, verdicts, together=lambda cell: cell.value > 2)
-CUT = Experiment("toy", "no paper", "", cells, run, figures, verdicts, cut=lambda row: row["results"]["square"] == 16)
