@@ -520,8 +520,8 @@ def facts() -> str:
     ours = ends.pop(SCION)
     epfl = {str(line[1]): float(str(line[2])) for line in ranks(load("llm_optimizer_benchmark.json"))[1]}
     vision = best(vision_rows())
-    like = max(kind[:3] for kind in vision if kind.data == "mnist" and kind.network == "deel-torchlip")
-    mnist = {kind.network: found for kind, found in vision.items() if kind[:3] == like}
+    like = max(kind[:4] for kind in vision if kind.data == "mnist" and kind.network == "deel-torchlip")
+    mnist = {kind.network: found for kind, found in vision.items() if kind[:4] == like}
     safe = {name: mean(found.results, "certified")[2] for name, found in mnist.items()}
     lip = "deel-torchlip"
     runs = [load(f"frontier/attention-10-seed-{seed}.json")["results"] for seed in (0, 1, 2)]
@@ -589,7 +589,7 @@ def _vision_row(kind: Kind, found: Best) -> list[object]:
     return [
         kind.network,
         f"{kind.steps:,}",
-        f"{kind.offset:.3g}",
+        f"{kind.offset:.3g}" + ", annealed" * bool(kind.annealing),
         len(results),
         f"{fmean(each['accuracy'] for each in results):.1%}",
         *(f"{proved:.1%} ({left:.0%})" for proved, left in pairs),

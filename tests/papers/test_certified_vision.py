@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import wellnormed as wn
 from papers import certified_vision, mnist
-from papers.certified_vision import MEASURED, Training, cells, distance, figures, offset_cross_entropy, verdicts
+from papers.certified_vision import MEASURED, Training, cells, distance, figures, margin_loss, verdicts
 from papers.one_lipschitz import BetaAbs, Shift, attending, optimizer_of
 from wellnormed.data._download import DataError
 from wellnormed.train.task import fit
@@ -71,12 +71,14 @@ def test_the_body_has_the_constant_one_and_the_rows_are_at_most_one_also_after_t
 
 def test_the_loss_is_the_cross_entropy_of_a_lowered_logit():
     logits, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
-    torch.testing.assert_close(offset_cross_entropy(logits, labels, 0.0, 1.0), F.cross_entropy(logits, labels))
+    torch.testing.assert_close(margin_loss(logits, labels, 0.0, 1.0), F.cross_entropy(logits, labels))
     lowered = logits.clone()
     lowered[torch.arange(6), labels] -= 1.5
-    torch.testing.assert_close(
-        offset_cross_entropy(logits, labels, 1.5, 0.5), 0.5 * F.cross_entropy(2 * lowered, labels)
-    )
+    expected = 0.5 * F.cross_entropy(2 * lowered, labels)
+    torch.testing.assert_close(margin_loss(logits, labels, 1.5, 0.5), expected)
+    right = (2 * lowered).softmax(1).gather(1, labels[:, None])[:, 0]
+    annealed = -0.5 * ((1 - right) ** 5 * right.log()).mean()
+    torch.testing.assert_close(margin_loss(logits, labels, 1.5, 0.5, 5.0), annealed)
 
 
 def test_a_batch_depends_on_seed_and_step_alone(training):

@@ -83,8 +83,8 @@ def divide(ledger: Ledger, a: Operand, b: Operand) -> Value:
     """`a / b`, where b is a number or a stored tensor."""
     if not isinstance(a, Value) or isinstance(b, Value):
         raise ledger.refuse(
-            "its divisor depends on the input, and may come near 0; divide by a constant, or x by its own norm plus a "
-            "positive number"
+            "its divisor depends on the input, or on weights of which a norm alone is known, and may come near 0; "
+            "divide by a constant, or x by its own norm plus a positive number"
         )
     return moves.times(ledger, a, b, divide=True)
 
