@@ -34,7 +34,7 @@ text is refused.
 Below are the committed rows, each with its command and commit. The preset `paper` is a paper's own setting, judged
 "reached" or "not reached". Where `cpu` is smaller, the verdict is about the shape of a curve. Nothing is judged where
 nothing was published, or where size or number of runs forbid a comparison; such lines stand in `table.md` beside the
-rows, with the number of runs. Brackets hold the least and the largest value over the seeds. "(log)" marks
+rows. Brackets hold the least and the largest value over the seeds. "(log)" marks
 numbers that are in a paper's released logs and not in its text."""
 
 

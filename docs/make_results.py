@@ -33,9 +33,8 @@ CURVES, DEFAULTS = "public-curves.json", "public-defaults.json"
 BUDGET, TIMES = "lipschitz-budget.json", "lipschitz-budget-time.json"
 HEAD = """# Measured results
 
-Figures as they stand in the committed files under `results/`; a test fails when a file changes and this page does
-not. Each section names its file, command, commit, machine and seed (`+changes`: uncommitted changes were present).
-Losses are in nats over the whole validation split, times are medians: compare ratios within one file, never times of
+Figures as they stand in the files under `results/`. Each section names its file, command, commit, machine and seed
+(`+changes`: uncommitted changes were present). Losses are in nats over the whole validation split, times are medians: compare ratios within one file, never times of
 two. [The four papers](reproduction.md) have a page of their own."""
 LONG = 12
 """Rows of a table that is shown without a click."""

@@ -104,13 +104,11 @@ DEEP = (256, 256, 128)
 SETTINGS: dict[tuple[Preset, Data], tuple[Setting, ...]] = {
     ("cpu", "cifar10"): (
         CIFAR,
-        CIFAR._replace(steps=4000, hidden=DEEP),
         CIFAR._replace(steps=10_000, hidden=DEEP, aim=(36 / 255, 0.5)),
         CIFAR._replace(steps=10_000, hidden=DEEP, temperature=1.0, annealing=5.0, aim=(36 / 255, 0.5)),
     ),
     ("cpu", "mnist"): (
         MNIST,
-        MNIST._replace(steps=12_000),
         MNIST._replace(steps=2000, hidden=DEEP, offset=1.2, aim=(0.3, 0.96)),
         MNIST._replace(steps=1000, hidden=DEEP, offset=3.2, aim=(1.58, 0.6)),
         MNIST._replace(steps=2000, channels=(256,), depths=(), hidden=(256, 128), offset=2.4),

@@ -27,8 +27,8 @@ RATES: dict[Preset, dict[Method, float]] = {
 """The best rates of the small model. Of the paper Scion's are LMO's, 2^-12, where the example in its released code has
 0.00036; Muon's is that of modded-nanogpt, on which LMO builds, and Adam's the nearest power of two."""
 PRESET_OF: dict[Text, Preset] = {"shakespeare": "cpu", "fineweb": "paper"}
-FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0)
-"""Of the small model's rate; the first two are Adam's alone."""
+FACTORS = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0)
+"""Of the small model's rate; the first three are Adam's alone."""
 ORDERS: tuple[tuple[Method, Method], ...] = (
     ("uSCG", "Adam with warm-up"), ("uSCG", "Muon"), ("SCG", "Adam with warm-up"), ("SCG", "Muon"), ("uSCG", "SCG"),
 )  # fmt: skip
@@ -40,7 +40,7 @@ def cells(preset: Preset) -> list[GPTRun]:
     rates = RATES[preset]
     if preset == "paper":
         return [GPTRun(method, 2560, 36, rates[method], seed=0, **FINEWEB) for method in METHODS]
-    searched = {method: FACTORS if method == "Adam with warm-up" else FACTORS[2:] for method in METHODS}
+    searched = {method: FACTORS if method == "Adam with warm-up" else FACTORS[3:] for method in METHODS}
     runs = [(method, factor, seed) for seed in range(3) for method in METHODS for factor in searched[method]]
     return [GPTRun(method, 256, 6, factor * rates[method], seed=seed, **SMALL) for method, factor, seed in runs]
 

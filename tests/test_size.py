@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 AT_MOST = {
     "benchmarks": 2548,
     "campaigns": 2382,
-    "papers": 6282,
+    "papers": 6280,
     "src/wellnormed": 647,
     "certificates": 5187,
     "constraints": 1103,
@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1948,
     "routing": 867,
     "train": 1941,
-    "tests": 25095,
+    "tests": 25099,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -222,7 +222,7 @@ def test_a_large_model_is_judged_at_the_rate_of_the_small_one():
         for rate in [scion_3b.RATES["cpu"][cell.method]]
     ]
     found = {verdict.what: verdict for verdict in scion_3b.verdicts(rows, "cpu")}
-    assert found["Adam with warm-up: loss"].ours == "3.000; 2.500 at the best of 5 rates"
+    assert found["Adam with warm-up: loss"].ours == "3.000; 2.500 at the best of 6 rates"
     assert found["uSCG below Adam with warm-up"].ours == "lower by 0.600"
     assert (found["uSCG below Muon"].verdict, found["SCG below Muon"].verdict) == ("same shape", "another shape")
 
