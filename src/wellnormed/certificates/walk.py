@@ -198,8 +198,9 @@ class Walk(Interpreter):
 
     def _lookup(self, node: fx.Node, arguments: tuple) -> Value:
         table, *others = plain_tree(arguments)
-        if not _looks_up_rows(node, table, others):
-            raise self.ledger.refuse("integers of the input look up entries; look up rows of a table, as embeddings do")
+        if isinstance(table, Value) or not _looks_up_rows(node, table, others):
+            reason = "integers of the input look up entries; look up rows of a stored table, as embeddings do"
+            raise self.ledger.refuse(reason)
         return self._checked(node, embedding(self.ledger, arguments[0], tuple(node.meta["val"].shape[:-1])))
 
     def _bound(self, node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> Any:
@@ -229,7 +230,7 @@ class Walk(Interpreter):
             raise self.ledger.refuse(
                 f"its result is of {executed.dtype}, which is not continuous; keep it a float of 16 bits or more"
             )
-        if not rounds(node, self.dependent):
+        if not rounds(node, self.dependent if node in self.dependent else None):
             return result
         # the same tensor, rounded in the same way several times, is one
         key = result, executed.dtype
