@@ -31,7 +31,7 @@ def of_images(bound: Callable[..., Value]) -> Callable[..., Value]:
     @wraps(bound)
     def of_any(ledger: Ledger, x: Value, weight: Stored, *settings: Any, **named: Any) -> Value:
         if not isinstance(weight, Stored):
-            raise ledger.refuse("its kernel depends on the input, or is a multiple of one; only stored kernels have a bound")
+            raise ledger.refuse("its kernel is not a stored tensor, and no other kernel has a bound; use a stored one")
         if len(x.shape) == weight.tensor.ndim:
             return bound(ledger, x, weight, *settings, **named)
         batch = moves.pick(ledger, x, lambda t: t[None])
