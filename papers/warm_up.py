@@ -103,8 +103,8 @@ EXPERIMENT = Experiment(
     figures=figures,
     verdicts=verdicts,
     differs={
-        "cpu": "width 64 and two blocks, 128 steps of 16 windows of 64 characters, 13 of them a warm-up; radii of LMO's "
-        "code for Shakespeare",
+        "cpu": "width 64 and two blocks, 128 steps of 16 windows of 64 characters, 13 of them a warm-up; radii of "
+        "LMO's code for Shakespeare",
         "paper": "LMO's own runs are on FineWeb; the warm-up has a tenth of the steps, which LMO does not say",
     },
 )
