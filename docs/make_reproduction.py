@@ -34,7 +34,7 @@ text is refused.
 Below are the committed rows, each with its command and commit. The preset `paper` is a paper's own setting, judged
 "reached" or "not reached". Where `cpu` is smaller, the verdict is about the shape of a curve. Nothing is judged where
 nothing was published, or where size or number of runs forbid a comparison; such lines stand in `table.md` beside the
-rows. Brackets hold the least and the largest value over the seeds. "(log)" marks
+rows. Brackets hold the least and the largest over the seeds. "(log)" marks
 numbers that are in a paper's released logs and not in its text."""
 
 
@@ -53,7 +53,7 @@ def state() -> Iterator[str]:
         for preset in get_args(Preset):
             rows, total = finished(experiment, preset), len(experiment.cells(preset))
             if not rows:
-                columns.append("not run")
+                columns.append("-")
                 continue
             counts = Counter(verdict.verdict for verdict in experiment.verdicts(rows, preset))
             verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())

@@ -245,9 +245,8 @@ EXPERIMENT = Experiment(
     differs={
         "cpu": "width 64, batch 256 and 300 steps instead of 256, 512 and 4,850; few rates and strengths. "
         "AdamW with a soft cap, which LT has not, has steps clipped to three times the rate, and rates of its own",
-        "paper": "the runs of Muon that LT gives in full, and AdamW at three rates, instead of the whole sweep, so "
-        "that the frontiers of figures 2 and 6 have one point a method; the last matrix starts at zero, as LT's text "
-        "says, where its code has the first; batches come in a new order every epoch, where LT keeps one; AdamW "
-        "corrects its bias; the soft cap and the hard cap are this package's, and LT's own are methods beside them",
+        "paper": "the runs of Muon that LT gives in full, and AdamW at three rates; the last matrix starts at zero, as "
+        "LT's text says, where its code has the first; batches come in a new order every epoch, where LT keeps one; "
+        "AdamW corrects its bias; caps are this package's where no line has them as published",
     },
 )

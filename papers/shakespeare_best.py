@@ -260,8 +260,7 @@ EXPERIMENT = Experiment(
     keeps=True,
     differs={
         "cpu": "models of width 64 and 128 that read 64 characters, 1,500 steps of 12 windows; LT's at one rate",
-        "paper": "LT gives neither caps nor rates of its two runs: caps are those at which its formula says 2 and "
-        "6.02 when every matrix reaches them, and 2, each at three rates and three seeds, at 2 with products in "
-        "bfloat16; which form of the transformer made the published runs is not known, so that both are trained",
+        "paper": "LT gives neither caps nor rates nor the form of its two runs: both forms, caps at which its formula "
+        "says 2 and 6.02 when every matrix reaches them, and 2, with products in bfloat16, three rates and seeds each",
     },
 )
