@@ -48,10 +48,10 @@ class Cell:
 
 
 def cells(preset: Preset) -> list[Cell]:
-    """Sizes and shapes, over seeds; those of `paper` end at SC's 1024 x 4096."""
-    shapes = list(product(ASPECTS, (64, 128, 256, 512)))
-    shapes += [(1, 1024), (4, 1024)] if preset == "paper" else [(1, 1024)]
-    return [Cell(short, aspect, 3, seed) for seed in range(3) for aspect, short in shapes]
+    """Sizes and shapes, over seeds; SC's 1024 x 4096 on a CPU with one."""
+    shapes = [*product(ASPECTS, (64, 128, 256, 512)), (1, 1024), (4, 1024)]
+    found = [Cell(short, aspect, 3, seed) for seed in range(3) for aspect, short in shapes]
+    return [cell for cell in found if preset == "paper" or cell.seed == 0 or cell.short * cell.aspect < 4096]
 
 
 def run(cells: Sequence[Cell], device: torch.device) -> list[dict[str, Any]]:
@@ -153,7 +153,7 @@ EXPERIMENT = Experiment(
     verdicts=verdicts,
     together=lambda cell: None,  # all in one process, so that nothing else of this run computes beside them
     differs={
-        "cpu": "without 1024 x 4096",
+        "cpu": "1024 x 4096 once",
         "paper": "SC counts operations, and states them as a share of a speedrun's step; here times of single "
         "matrices in float32 are measured beside the counts",
     },
