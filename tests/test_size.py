@@ -29,7 +29,7 @@ AT_MOST = {
     "proof": 1948,
     "routing": 867,
     "train": 1941,
-    "tests": 25102,
+    "tests": 25112,
 }  # fmt: skip
 """Room -> its largest number. Lowered freely; the kernel, `proof`, is frozen at 1,950."""
 ROOMS = ("src/wellnormed/*", "papers", "campaigns", "benchmarks", "tests")

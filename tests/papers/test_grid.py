@@ -127,6 +127,18 @@ def test_cells_may_be_run_together(inline, folder, monkeypatch):
     assert squares(folder) == SQUARES
 
 
+def test_a_row_that_a_later_one_of_its_cell_replaces_does_not_count_and_is_removed(inline, folder):
+    run(folder)
+    table = Table(folder / "toy-cpu" / "rows.jsonl")
+    lines = table.path.read_text().splitlines(keepends=True)
+    table.path.write_text("".join([*lines, lines[0]]))
+    assert squares(folder) == SQUARES
+    assert table.repair() == []
+    assert sorted(table.path.read_text().splitlines(keepends=True)) == sorted(lines)
+    assert run(folder)[0] == 0
+    assert executed(folder) == sorted(SQUARES)
+
+
 def test_a_dry_run_says_how_long_such_cells_took_and_runs_none(inline, folder, capsys):
     def plan(*words):
         assert main(["toy", "--dry-run", "--folder", str(folder), *words]) == 0
