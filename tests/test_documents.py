@@ -320,8 +320,3 @@ def test_the_code_of_a_page_fits_into_a_column(page):
     for block in re.findall(r"(?ms)^```(?:python|sh)\n(.*?)^```$", page.read_text(encoding="utf-8")):
         for line in block.splitlines():
             assert len(line) <= (120 if page.name == "directions.md" else 90), line  # whose classes count their lines
-
-
-def test_the_documents_are_short_enough_to_be_read():
-    pages = [page.read_text(encoding="utf-8") for page in PAGES]
-    assert sum(len(text.split()) for text in pages) <= 50_000
