@@ -477,27 +477,6 @@ def attacks() -> Lines:
     )  # fmt: skip
 
 
-def radii() -> Lines:
-    """Radii around images, beside those by the constant."""
-    content = load("local-radii.json")
-    yield from ("## Radii around images", "")
-    yield from origin("local-radii.json", content)
-    yield from (
-        f"Unconstrained networks, {content['rows'][0]['images']:,} MNIST images: median radii, and the shares of right "
-        "predictions that APGD breaks within multiples of the radius.",
-        "",
-    )
-    yield from table(
-        "hidden | by the constant | around the image | ratio | broken at 1, 1.5, 2 | processor seconds",
-        [
-            (row["hidden"], f"{row['median_global']:.3f}", f"{row['median_local']:.3f}", f"{row['median_ratio']:.2f}",
-             ", ".join(f"{share:.3g}" for share in row["broken"].values()),
-             f"{row['seconds_of_processor']:.0f}")
-            for row in content["rows"]
-        ],
-    )  # fmt: skip
-
-
 HARNESSES: tuple[tuple[str, str, Callable[[dict[str, Any]], tuple[str, list[Any]]], str], ...] = (
     ("EPFL's llm-optimizer-benchmark, characters of Shakespeare", "llm_optimizer_benchmark.json", ranks,
      " | optimizer | loss | rate, decay | cells | mean (seeds) | largest proved norm over cap"),
@@ -619,7 +598,6 @@ def page() -> str:
         matrix(),
         gpu(),
         attacks(),
-        radii(),
         harnesses(),
     )
     return "\n".join([HEAD, "", *(line for part in parts for line in part)]).rstrip() + "\n"

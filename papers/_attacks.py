@@ -1,7 +1,6 @@
 """Attacks on a classifier of images in the Euclidean ball of a budget, and what a certificate rules out beforehand.
 
-An attack sees the gradient, and returns images that lie in the ball about the originals and, unless asked otherwise,
-have pixels in [0, 1].
+An attack sees the gradient, and returns images that lie in the ball about the originals and have pixels in [0, 1].
 """
 
 import copy
@@ -61,22 +60,19 @@ def apgd(
     model: nn.Module,
     images: Tensor,
     labels: Tensor,
-    budget: float | Tensor,
+    budget: float,
     steps: int,
     generator: torch.Generator,
     loss: Loss = difference_of_logits_ratio,
-    pixels: bool = True,
 ) -> Tensor:
     """Auto-PGD (Croce and Hein, 2020, algorithm 1): momentum, and steps of 2 budgets that are halved when they stall.
 
-    The budget is one for all images, or one for each, `(N,)`; without `pixels` the points may leave [0, 1].
     Returns for every image a point that is classified otherwise, if one was met, else the image.
     """
-    budget = torch.as_tensor(budget).to(images).expand(len(images))
     start = torch.randn(images.shape, generator=generator).to(images)
-    points = last = _inside(images + _each(budget, images) * _unit(start), images, budget, pixels)
+    points = last = _inside(images + budget * _unit(start), images, budget)
     found, best, best_gradient = images.clone(), points.clone(), torch.zeros_like(points)
-    rate = 2 * budget
+    rate = torch.full_like(labels, 2 * budget, dtype=images.dtype)
     largest = at_check = before = torch.full_like(rate, -math.inf)
     rises, kept = torch.zeros_like(rate), torch.ones_like(labels, dtype=torch.bool)
     period, since = max(1, int(0.22 * steps)), 0
@@ -95,9 +91,9 @@ def apgd(
             points[stalled], gradient[stalled] = best[stalled], best_gradient[stalled]
             at_check, rises, since = largest, torch.zeros_like(rises), 0
             period = max(period - max(1, int(0.03 * steps)), max(1, int(0.06 * steps)))
-        ahead = _inside(points + _each(rate, points) * _unit(gradient), images, budget, pixels)
+        ahead = _inside(points + _each(rate, points) * _unit(gradient), images, budget)
         if step:
-            ahead = _inside(points + 0.75 * (ahead - points) + 0.25 * (points - last), images, budget, pixels)
+            ahead = _inside(points + 0.75 * (ahead - points) + 0.25 * (points - last), images, budget)
         points, last = ahead, points
     return found
 
@@ -139,12 +135,11 @@ def _unit(directions: Tensor) -> Tensor:
     return directions / _each(sizes, directions)
 
 
-def _inside(points: Tensor, images: Tensor, budget: float | Tensor, pixels: bool = True) -> Tensor:
+def _inside(points: Tensor, images: Tensor, budget: float) -> Tensor:
     """Brought into the ball, then to pixels in [0, 1]: as the image has such pixels, that only shortens the change."""
     change = points - images
     sizes = change.flatten(1).norm(dim=1).clamp(min=torch.finfo(points.dtype).tiny)
-    points = images + change * _each((budget / sizes).clamp(max=1), change)
-    return points.clamp(0, 1) if pixels else points
+    return (images + change * _each((budget / sizes).clamp(max=1), change)).clamp(0, 1)
 
 
 def _each(numbers: Tensor, images: Tensor) -> Tensor:

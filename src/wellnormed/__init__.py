@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         norms,
         optim,
     )
-    from wellnormed.certificates import calibrate, certified_radius, certify, constrain, lower_bound, verify
+    from wellnormed.certificates import calibrate, certify, constrain, lower_bound, verify
     from wellnormed.constraints import ColumnCap, HardCap, SoftCap
     from wellnormed.models import export
     from wellnormed.norms import ColNorm, Sign, Spectral
@@ -46,7 +46,6 @@ __all__ = [
     "calibrate",
     "capture",
     "certificates",
-    "certified_radius",
     "certify",
     "constrain",
     "constraints",
@@ -69,8 +68,7 @@ _HOMES = {
     **dict.fromkeys(("ColumnCap", "HardCap", "SoftCap"), ".constraints"),
     "capture": ".program",
     "export": ".models",
-    **dict.fromkeys(("calibrate", "certified_radius", "certify", "constrain"), ".certificates"),
-    **dict.fromkeys(("lower_bound", "verify"), ".certificates"),
+    **dict.fromkeys(("calibrate", "certify", "constrain", "lower_bound", "verify"), ".certificates"),
 }
 
 _ROOMS = ("data", "parallel", "program", "proof", "routing", "train")

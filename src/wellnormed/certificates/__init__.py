@@ -19,7 +19,6 @@ __getattr__, __dir__ = lazy_namespace(
         "UncertifiableError": "wellnormed.program.errors",
         "Calibration": ".calibrating",
         "calibrate": ".calibrating",
-        "certified_radius": ".local_radius",
         "certify": ".certifying",
         "constrain": ".constraining",
         "inner_axes": ".axes",

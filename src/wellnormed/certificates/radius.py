@@ -13,7 +13,7 @@ from wellnormed.proof.decimals import float_up, root, root_down, rounding_up
 if TYPE_CHECKING:
     from wellnormed.certificates.certificate import Certificate
 
-ROUNDING = 1e-9
+_ROUNDING = 1e-9
 """The share by which a radius is reduced: it exceeds the rounding errors, so that no radius ends in a tie."""
 
 
@@ -31,11 +31,11 @@ def certified_radius(certificate: "Certificate", logits: Tensor, std: float | Se
     if not bool(torch.isfinite(logits).all()):
         raise ValueError("certified_radius: logits have entries that are not finite; no prediction follows from them")
     first, second = logits.detach().double().topk(2, dim=-1).values.unbind(-1)
-    gap, slope = first - second, slope_of_a_gap(certificate)
-    return torch.where(gap > 0, gap / slope, 0.0) * (min(deviations) * (1 - ROUNDING))
+    gap, slope = first - second, _slope_of_a_gap(certificate)
+    return torch.where(gap > 0, gap / slope, 0.0) * (min(deviations) * (1 - _ROUNDING))
 
 
-def slope_of_a_gap(certificate: "Certificate") -> float:
+def _slope_of_a_gap(certificate: "Certificate") -> float:
     """Most by which the difference of two logits changes, over the Euclidean norm of the change of the input."""
     whole = certificate.exact_l2_lipschitz
     if whole is None:
