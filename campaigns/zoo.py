@@ -45,10 +45,10 @@ def _described(model: nn.Module, example: Tensor, **settings: Any) -> dict[str, 
     except UncertifiableError as error:
         return {"refused": PLACE.sub("", str(error))}
     document = json.loads(json.dumps(certificate.document(), default=str))
-    rows = document["rows"]
+    rows, l2 = document["rows"], certificate.l2_lipschitz
     return {
-        "bound": str(certificate.exact_lipschitz),
-        "l2": str(certificate.exact_l2_lipschitz),
+        "bound": str(certificate.lipschitz.exact),
+        "l2": str(l2 and l2.exact),
         "logits": {name: [str(each) for each in heads] for name, heads in certificate.attention_logits.items()},
         "operations": [f"{row.name}: {row.operation}" for row in certificate.rows],
         "rows": hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest(),

@@ -104,7 +104,7 @@ def results(config: TrainConfig, corpus: Corpus, device: torch.device, folder: P
     model = task.copy(task.whole_weights())
     certificate = certificate_of(model, config.attack_steps, task)
     if isinstance(certificate, Certificate):
-        found["log10_lipschitz"] = certificate.log10_lipschitz
+        found["log10_lipschitz"] = certificate.lipschitz.log10
         if certificate.lower_bound is not None:
             found["lower_bound"] = certificate.lower_bound
     else:

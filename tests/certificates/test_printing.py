@@ -1,6 +1,10 @@
 """What a certificate says first, and why a bound is large."""
 
+import copy
+import math
+import pickle
 import re
+from decimal import Decimal
 
 import pytest
 import torch
@@ -8,6 +12,7 @@ from torch import nn
 
 import wellnormed as wn
 from wellnormed.certificates.printing import factors
+from wellnormed.certificates.sizes import Bound
 
 
 def block():
@@ -44,6 +49,13 @@ def test_a_certificate_begins_with_its_sentence(model, example, says):
     assert repr(certificate) == str(certificate)
     assert repr(certificate.program).startswith("Program of each sample of a batch: ")
     assert len(repr(wn.lower_bound(certificate.program, steps=2))) < 80
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_bound_beyond_the_floats_keeps_its_digits_in_copies(copied):
+    bound = copied(Bound(Decimal("1.5e400")))
+    assert (bound, bound.exact) == (math.inf, Decimal("1.5e400"))
+    assert 400.17609 < bound.log10 < 400.17610
 
 
 def test_a_whole_batch_is_said_to_be_one():

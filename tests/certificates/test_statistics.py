@@ -23,7 +23,7 @@ def test_the_bound_of_batch_norm_is_not_below_the_exact_one(seed: int) -> None:
         Fraction(each.item()) for each in (norm.weight, norm.bias, norm.running_mean, norm.running_var)
     )
     squared = weight**2 / (variance + Fraction(norm.eps))
-    bound = Fraction(certificate.exact_lipschitz)
+    bound = Fraction(certificate.lipschitz.exact)
     assert squared <= bound**2 <= squared * (1 + Fraction(1, 10**14))
     # |factor| + |bias - mean factor|, from below to 50 digits
     root = Fraction(isqrt(int(squared * 10**100)), 10**50)

@@ -8,6 +8,7 @@ from wellnormed._lazy import lazy_namespace
 __getattr__, __dir__ = lazy_namespace(
     __name__,
     {
+        "Bound": ".sizes",
         "Box": "wellnormed.program.domain",
         "Certificate": ".certificate",
         "CheckError": "wellnormed.proof",

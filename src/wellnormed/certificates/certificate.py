@@ -16,13 +16,13 @@ from wellnormed._files import json_text, parse_json, write_atomically
 from wellnormed.certificates import printing
 from wellnormed.certificates.document import ARITHMETIC, FORMAT_VERSION, fields_of, read_computed, row_document
 from wellnormed.certificates.radius import certified_radius
-from wellnormed.certificates.sizes import greatest, group_size, largest_rms, log10_up
+from wellnormed.certificates.sizes import Bound, greatest, group_size, largest_rms
 from wellnormed.certificates.stored import raw_tensor
 from wellnormed.program.comparing import Comparison
 from wellnormed.program.domain import Box, Domain, domain_of
 from wellnormed.program.program import Program
 from wellnormed.proof import Promise, Row
-from wellnormed.proof.decimals import float_up, root_down, rounding_up
+from wellnormed.proof.decimals import root_down, rounding_up
 
 _DAMAGE = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError, SafetensorError,
@@ -83,49 +83,27 @@ class Certificate:
         return conversions
 
     @property
-    def exact_lipschitz(self) -> Decimal:
-        """The bound as the decimal that was derived."""
-        return largest_rms(self.rows[-1], "gain")
+    def lipschitz(self) -> Bound:
+        """The bound, rounded up to a float; its members `exact` and `log10` hold what a float cannot."""
+        return Bound(largest_rms(self.rows[-1], "gain"))
 
     @property
-    def lipschitz(self) -> float:
-        """The bound, rounded up; infinity if a float cannot hold it (see `log10_lipschitz`)."""
-        return float_up(self.exact_lipschitz)
-
-    @property
-    def log10_lipschitz(self) -> float:
-        """Decimal logarithm of the bound, rounded up; -infinity for a constant model."""
-        return log10_up(self.exact_lipschitz)
-
-    @property
-    def exact_l2_lipschitz(self) -> Decimal | None:
-        """`l2_lipschitz` as the decimal that was derived."""
-        sizes = {group_size(row) for row in self.rows if row.operation == "input"}
+    def l2_lipschitz(self) -> Bound | None:
+        """As `lipschitz`, with Euclidean norms of groups in place of RMS; None if groups of inputs differ in size."""
+        sizes = {group_size(row) for row in self.inputs}
         if len(sizes) != 1:
             return None
         with rounding_up():
-            return greatest(self.rows[-1], "gain") / root_down(sizes.pop())
+            return Bound(greatest(self.rows[-1], "gain") / root_down(sizes.pop()))
 
     @property
-    def l2_lipschitz(self) -> float | None:
-        """As `lipschitz`, with Euclidean norms of groups in place of RMS; None if groups of inputs differ in size."""
-        exact = self.exact_l2_lipschitz
-        return None if exact is None else float_up(exact)
-
-    @property
-    def log10_l2_lipschitz(self) -> float | None:
-        """Decimal logarithm of `l2_lipschitz`, rounded up."""
-        exact = self.exact_l2_lipschitz
-        return None if exact is None else log10_up(exact)
-
-    @property
-    def margin(self) -> float | None:
+    def margin(self) -> Bound | None:
         """Largest change of the difference of two logits, over the RMS change of the input; None if not asked for.
 
         A prediction whose best logit leads by `gap` stays for all changes of RMS less than `gap / margin`.
         """
         rows = [row for row in self.rows if row.operation == "margin"]
-        return float_up(greatest(rows[0], "gain")) if rows else None
+        return Bound(greatest(rows[0], "gain")) if rows else None
 
     def certified_radius(self, logits: Tensor, std: float | Sequence[float] = 1.0) -> Tensor:
         """How far the input may move, in the Euclidean norm, while the largest logit stays the largest.
@@ -159,19 +137,19 @@ class Certificate:
         return certified_radius(self, logits, std)
 
     @property
-    def largest_logit(self) -> float | None:
+    def largest_logit(self) -> Bound | None:
         """The largest of `attention_logits`, rounded up; None for a model without attention."""
         logits = [each for heads in self.attention_logits.values() for each in heads]
-        return float_up(max(logits)) if logits else None
+        return Bound(max(logits)) if logits else None
 
     @property
-    def activation_rms(self) -> float:
+    def activation_rms(self) -> Bound:
         """Largest RMS that a group of the result of an operation with bounds can reach, rounded up.
 
         Operations that only move, scale or add entries, such as residual sums, have no bounds of their own and do not
         count.
         """
-        return float_up(max(largest_rms(row, "radius") for row in self.layers))
+        return Bound(max(largest_rms(row, "radius") for row in self.layers))
 
     @property
     def norms(self) -> str:
@@ -195,13 +173,15 @@ class Certificate:
         return next((each for each in domains if isinstance(each, Box)), domains[0])
 
     @property
-    def token_distance(self) -> float | None:
+    def token_distance(self) -> Bound | None:
         """Largest RMS of the difference of two vectors that an embedding looks up, proved; None without tokens."""
-        exact = self.exact_token_distance
-        return None if exact is None else float_up(exact)
+        tables = [row for row in self.inputs if row.claims]
+        with rounding_up():
+            distances = [Decimal(row.claims[1].values[0]) / root_down(group_size(row)) for row in tables]
+        return Bound(max(distances)) if distances else None
 
     @property
-    def substitution(self) -> float | None:
+    def substitution(self) -> Bound | None:
         """The most by which a group of the result changes in RMS when tokens are replaced; None without tokens.
 
         Where an input is `fixed` because other operations depend on the tokens, those keep their values.
@@ -209,23 +189,11 @@ class Certificate:
         It is `lipschitz * token_distance`, or twice the largest result if that is less. The size of a change is that of
         the token that changes most, so it makes no difference how many are replaced, and by which: one, or all.
         """
-        exact = self.exact_substitution
-        return None if exact is None else float_up(exact)
-
-    @property
-    def exact_substitution(self) -> Decimal | None:
-        """`substitution` as the decimal that was derived."""
-        if (distance := self.exact_token_distance) is None:
+        if (distance := self.token_distance) is None:
             return None
         with rounding_up():
-            return min(self.exact_lipschitz * distance, 2 * largest_rms(self.rows[-1], "radius"))
-
-    @property
-    def exact_token_distance(self) -> Decimal | None:
-        """`token_distance` as the decimal that was derived."""
-        tables = [row for row in self.inputs if row.claims]
-        with rounding_up():
-            return max((Decimal(r.claims[1].values[0]) / root_down(group_size(r)) for r in tables), default=None)
+            twice = 2 * largest_rms(self.rows[-1], "radius")
+            return Bound(min(self.lipschitz.exact * distance.exact, twice))
 
     @property
     def inputs(self) -> list[Row]:
@@ -240,7 +208,7 @@ class Certificate:
         """
         if not 0 <= value < math.inf:
             raise ValueError(f"lower_bound={value} must be finite and not negative")
-        if Decimal(value) > self.exact_lipschitz:
+        if Decimal(value) > self.lipschitz.exact:
             raise ValueError(
                 f"lower_bound={value} exceeds the certified {self.lipschitz}: one is wrong. Check that both "
                 "saw the same weights and domain; if they did, please report it: this may never happen"
@@ -282,12 +250,12 @@ class Certificate:
 
     def document(self) -> dict[str, Any]:
         """The content of the file as a dictionary, which the kernel reads."""
-        l2 = self.exact_l2_lipschitz
+        l2 = self.l2_lipschitz
         return {
             "format": FORMAT_VERSION,
             "arithmetic": self.arithmetic,
-            "lipschitz": str(self.exact_lipschitz),
-            "l2_lipschitz": None if l2 is None else str(l2),
+            "lipschitz": str(self.lipschitz.exact),
+            "l2_lipschitz": None if l2 is None else str(l2.exact),
             "each_sample": self.each_sample,
             "lower_bound": self.lower_bound,
             "attention_logits": {name: list(map(str, heads)) for name, heads in self.attention_logits.items()},

@@ -25,12 +25,12 @@ PROOF = (
 
 def table(certificate: "Certificate") -> str:
     """All that `print` shows: the bound, what it holds for, and one line for every row that has bounds."""
-    l2, replaced = certificate.exact_l2_lipschitz, certificate.exact_substitution
-    euclidean = "" if l2 is None else f"; {short(l2)} in Euclidean norms"
-    log10 = shown(certificate.log10_lipschitz, ".4f")
+    l2, replaced = certificate.l2_lipschitz, certificate.substitution
+    euclidean = "" if l2 is None else f"; {short(l2.exact)} in Euclidean norms"
+    log10 = shown(certificate.lipschitz.log10, ".4f")
     lines = [
         sentence(certificate),
-        f"Lipschitz bound {short(certificate.exact_lipschitz)}  (log10 {log10}{euclidean})",
+        f"Lipschitz bound {short(certificate.lipschitz.exact)}  (log10 {log10}{euclidean})",
         f"norms: {certificate.norms}",
         f"domain: {certificate.domain}",
         f"proved of the captured program; {_briefly(certificate)}; statement() has all of it",
@@ -39,11 +39,10 @@ def table(certificate: "Certificate") -> str:
     if certificate.promises:
         lines.append(f"for every weight within these caps: {'; '.join(map(str, certificate.promises))}")
     lines += [f"rounds: {_conversions(rows, dtype)}" for dtype, rows in certificate.rounds.items()]
-    if certificate.attention_logits:
-        largest = max(max(heads) for heads in certificate.attention_logits.values())
-        lines.append(f"largest attention logit, proved: {short(largest)}")
+    if (logit := certificate.largest_logit) is not None:
+        lines.append(f"largest attention logit, proved: {short(logit.exact)}")
     if replaced is not None:
-        lines.append(f"replacing any tokens changes the result by at most: {short(replaced)}")
+        lines.append(f"replacing any tokens changes the result by at most: {short(replaced.exact)}")
     if certificate.lower_bound is not None:
         lines.append(f"largest gain found: {shown(certificate.lower_bound, up=False)}")
     names = [(word(row.name), word(row.operation)) for row in certificate.layers]
@@ -59,17 +58,17 @@ def table(certificate: "Certificate") -> str:
 
 def sentence(certificate: "Certificate") -> str:
     """What the bound says: in Euclidean norms where a sample is one vector or one image, in RMS for tokens."""
-    l2, inputs, result = certificate.exact_l2_lipschitz, certificate.inputs, certificate.rows[-1]
+    l2, inputs, result = certificate.l2_lipschitz, certificate.inputs, certificate.rows[-1]
     whole = len(inputs) == 1 and _groups(inputs[0]) != "tokens" and _groups(result) != "tokens"
     noun = "A sample" if certificate.each_sample else "The whole batch"
     if whole and l2 is not None and certificate.each_sample:
         noun = "An image" if len(inputs[0].shape) == 4 else "An input"
     if whole and l2 is not None:
-        return f"{noun} moved by d in l2 moves the result by at most {short(l2)} d."
+        return f"{noun} moved by d in l2 moves the result by at most {short(l2.exact)} d."
     moved = " and ".join(sorted({_groups(row) for row in inputs}))
     return (
         f"{noun} whose {moved} move by an RMS of at most d has a result whose {_groups(result)} move by an RMS of at "
-        f"most {short(certificate.exact_lipschitz)} d."
+        f"most {short(certificate.lipschitz.exact)} d."
     )
 
 
@@ -96,7 +95,7 @@ LARGE = 3.0
 
 def _why_large(certificate: "Certificate") -> list[str]:
     """Which operations make a bound large, if it is: what each kind of them multiplies it by on the largest path."""
-    if (total := certificate.log10_lipschitz) < LARGE:
+    if (total := certificate.lipschitz.log10) < LARGE:
         return []
     made: dict[str, list[float]] = defaultdict(list)
     for row, factor in factors(certificate.rows):

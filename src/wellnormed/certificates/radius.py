@@ -37,10 +37,11 @@ def certified_radius(certificate: "Certificate", logits: Tensor, std: float | Se
 
 def _slope_of_a_gap(certificate: "Certificate") -> float:
     """Most by which the difference of two logits changes, over the Euclidean norm of the change of the input."""
-    whole = certificate.exact_l2_lipschitz
+    whole = certificate.l2_lipschitz
     if whole is None:
         raise ValueError("certified_radius: the inputs have groups of several sizes, of which no one radius can speak")
     with rounding_up():
-        size = next(group_size(row) for row in certificate.rows if row.operation == "input")
-        margins = [row.bounds for row in certificate.rows if row.operation == "margin"]
-        return float_up(min([root(2) * whole, *(max(each.gain.flat) / root_down(size) for each in margins if each)]))
+        slopes = [root(2) * whole.exact]
+        if (margin := certificate.margin) is not None:
+            slopes.append(margin.exact / root_down(group_size(certificate.inputs[0])))
+        return float_up(min(slopes))

@@ -1,10 +1,40 @@
-"""Numbers of a certificate's rows: the largest of a row's bounds, and decimals as tables and logarithms show them."""
+"""Numbers of a certificate: bounds as floats that know their decimals, the largest of a row, and digits of tables."""
 
 import math
 from decimal import Decimal
+from typing import Self
 
 from wellnormed.proof import Row
 from wellnormed.proof.decimals import UP, float_up, root_down, rounding_up, shown
+
+
+class Bound(float):
+    """A proved bound: a float, rounded up, that knows the decimal it was rounded from.
+
+    It is infinity where no float is as large; `exact` and `log10` are finite then, too.
+
+    Example:
+        >>> bound = Bound(Decimal("1e400") / 3)
+        >>> bound, bound.log10, Bound(Decimal("0.1")) + 1
+        (inf, 399.52287874528037, 1.1)
+    """
+
+    exact: Decimal
+    """The bound as it was derived."""
+
+    def __new__(cls, exact: Decimal) -> Self:
+        bound = super().__new__(cls, float_up(exact))
+        bound.exact = exact
+        return bound
+
+    def __getnewargs__(self) -> tuple[Decimal]:  # type: ignore[override]
+        """What a copy is made from."""
+        return (self.exact,)
+
+    @property
+    def log10(self) -> float:
+        """The decimal logarithm, rounded up; -infinity for 0."""
+        return float_up(UP.next_plus(UP.log10(self.exact))) if self.exact else -math.inf
 
 
 def group_size(row: Row) -> int:
@@ -21,11 +51,6 @@ def largest_rms(row: Row, what: str) -> Decimal:
 def greatest(row: Row, what: str) -> Decimal:
     """The largest `radius` or `gain` of a row's groups, in Euclidean norms."""
     return max(getattr(row.bounds, what).flat, default=Decimal(0))
-
-
-def log10_up(x: Decimal) -> float:
-    """The decimal logarithm, rounded up; -infinity for 0."""
-    return float_up(UP.next_plus(UP.log10(x))) if x else -math.inf
 
 
 def short(x: Decimal) -> str:

@@ -56,9 +56,10 @@ def certificate_of(model: Model, attack_steps: int, task: LanguageTask) -> Certi
 def certificate_facts(certificate: Certificate, weights: dict[str, torch.Tensor]) -> dict[str, Any]:
     """The figures of a certificate, as results of a run."""
     formats = wn.certificates.number_formats(certificate, weights=weights)
+    l2 = certificate.l2_lipschitz
     return {
-        "log10_lipschitz": certificate.log10_lipschitz,
-        "log10_lipschitz_l2": certificate.log10_l2_lipschitz,
+        "log10_lipschitz": certificate.lipschitz.log10,
+        "log10_lipschitz_l2": None if l2 is None else l2.log10,
         "activation_rms": certificate.activation_rms,
         "proved_largest_entry": max(float(each.proved) for each in formats.ranges),
         "proved_largest_logit": certificate.largest_logit,

@@ -66,7 +66,7 @@ def write_report(folder: str | Path) -> Path:
         figures.append(_entries_figure(metrics))
     if sum("tokens_per_second" in row for row in metrics) > 1:
         figures.append(_speed_figure(metrics))
-    if certificate and math.isfinite(certificate.log10_lipschitz):
+    if certificate and math.isfinite(certificate.lipschitz.log10):
         figures += [_growth_figure(certificate), _budget_figure(certificate)]
     known = ([] if results else _facts_so_far(metrics)) + facts(config, results, certificate)
     boxes = [f"<div><b>{x}</b><span>{html.escape(what)}</span></div>" for x, what in known]
@@ -135,7 +135,7 @@ def facts(
             figures.append((f"{results['validation_accuracy']:.4f}", "validation accuracy"))
     if certificate:
         limit = "" if asked is None else f"; at most {asked:g} was asked for"
-        figures.append((short(certificate.exact_lipschitz), f"certified Lipschitz bound{limit}"))
+        figures.append((short(certificate.lipschitz.exact), f"certified Lipschitz bound{limit}"))
         if certificate.lower_bound:
             figures.append((shown(certificate.lower_bound, ".4g", up=False), "largest gain found by search"))
     if results:
@@ -289,8 +289,10 @@ def _certificate_table(certificate: Certificate) -> str:
         bounds = [shown(largest_rms(row, what), ".4g") for what in ("radius", "gain")]
         rows.append(_row([str(number), word(row.name), word(row.operation), constants], bounds))
     meaning = [sentence(certificate), "RMS is the root of the mean of the squares of a vector's entries."]
-    if (replaced := certificate.exact_substitution) is not None:
-        meaning.append(f"Replacing any number of tokens moves no vector of the result by more than {short(replaced)}.")
+    if (replaced := certificate.substitution) is not None:
+        meaning.append(
+            f"Replacing any number of tokens moves no vector of the result by more than {short(replaced.exact)}."
+        )
     meaning.append("All of this is proved from the weights, for every input of the domain; nothing is sampled.")
     about = f"Norms: {certificate.norms}. Domain: {certificate.domain}. The proof is {PROOF}."
     return f"{_prose(' '.join(meaning))}{_prose(about)}{_table(rows)}"
