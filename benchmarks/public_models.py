@@ -103,7 +103,7 @@ def measure(make: Callable[[], Case]) -> dict[str, Any]:
     model, example, output, radius = make()
     start = time.perf_counter()
     try:
-        certificate = wn.certify(model.eval(), example, radius, output=output, progress=True)
+        certificate = wn.certify(model.eval(), example, radius, output=output)
     except UncertifiableError as error:
         return {"refused": _without_paths(str(error)), "seconds": time.perf_counter() - start}
     certified = time.perf_counter()

@@ -1,11 +1,10 @@
-"""Input domains: balls, boxes, every finite input, and tokens that are replaced. Fixed inputs; progress."""
+"""Input domains: balls, boxes, every finite input, and tokens that are replaced. Fixed inputs."""
 
 import copy
 import itertools
 import json
 import math
 import re
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed.certificates import Certificate, CheckError, certify, lower_bound, require_same_model, verify
-from wellnormed.certificates.walk import Walk
 from wellnormed.models import GPT, GPTConfig
 from wellnormed.nn import BallProjection
 from wellnormed.program import Program, capture
-from wellnormed.program.domain import DTYPES, Box
+from wellnormed.program.domain import DTYPES
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.proof import Proof, check
 
@@ -418,26 +416,3 @@ def test_a_box_that_leaves_out_rows_of_a_table_is_refused_with_the_remedy() -> N
     assert (
         "entries from -2.0 to 2.0, the rows of `weight`" in certify(table, torch.tensor([[0, 1]]), box=(-2, 2)).domain
     )
-
-
-# progress
-
-
-def test_progress_counts_every_operation() -> None:
-    captured = capture(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.zeros(1, 2))
-    seen: list[tuple[int, int]] = []
-    Walk(captured, Box(0, 1)).run(progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(number, len(seen)) for number in range(1, len(seen) + 1)]
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_progress_is_shown_in_a_terminal_alone(
-    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
-    certify(nn.Linear(2, 2), torch.zeros(1, 2), progress=True)
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert ("operations bounded" in shown.err) == terminal
-    certify(nn.Linear(2, 2), torch.zeros(1, 2))
-    assert capsys.readouterr().err == ""

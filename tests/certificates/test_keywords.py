@@ -71,7 +71,7 @@ def test_an_input_with_the_name_of_a_setting_goes_by_the_dictionary() -> None:
     ("keywords", "meant"),
     [
         ({"raduis": 2.0}, "radius"), ({"radii": 2.0}, "radius"), ({"margin": True}, "margins"),
-        ({"outputs": "y"}, "output"), ({"boxes": (0, 1)}, "box"), ({"progres": True}, "progress"),
+        ({"outputs": "y"}, "output"), ({"boxes": (0, 1)}, "box"),
         ({"wihtin": None}, "within"),
     ],
 )  # fmt: skip

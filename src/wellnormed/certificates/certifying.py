@@ -15,7 +15,6 @@ from wellnormed._devices import default_on_cpu
 from wellnormed._inputs import require_module, require_numbers
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.networks import Joint
-from wellnormed.certificates.progress import progress_lines
 from wellnormed.certificates.promising import promise_of
 from wellnormed.certificates.walk import Walk, walked
 from wellnormed.constraints import Constraints
@@ -43,7 +42,6 @@ def certify(
     margins: bool = False,
     within: Constraints | None = None,
     effort: Literal["standard", "high"] | Joint = "standard",
-    progress: bool = False,
     **inputs: Any,
 ) -> Certificate:
     """A proved Lipschitz bound of what a model executes.
@@ -79,7 +77,6 @@ def certify(
             jointly: by the best multipliers of LipSDP, which take seconds to minutes to find, in the place of the
             product of norms. Convolutions, attention and normalizations are bounded as before. (`require_same_model`
             passes the multipliers of a certificate, as a `Joint`.)
-        progress: Whether to show in a terminal how many operations are bounded.
         inputs: Further arguments of the call, by keyword, beside `example_input` or in its place: `input_ids=tokens`.
             An input that has the name of one of these settings goes into the dictionary `example_input`.
 
@@ -110,22 +107,21 @@ def certify(
     settings = {"radius": radius, "box": box, "output": output, "margins": margins, "within": within, "effort": effort}
     example = example_input
     if not isinstance(model, Program):
-        example = with_keywords("certify", model, example_input, settings | {"progress": progress}, inputs)
+        example = with_keywords("certify", model, example_input, settings, inputs)
     domain = domain_from("certify", radius, box)
-    with progress_lines(progress) as bar:
-        walks: list[Walk] = []
+    walks: list[Walk] = []
 
-        def bound(program: Program) -> None:
-            promises = {} if isinstance(model, Program) else promises_of(model, within, program)
-            walks.append(walked(program, domain, promises, margins, bar("operations bounded")))
-            if joint is not None:
-                walks[-1] = joint.improved(walks[-1])
-                walks[-1].run(margins, bar("operations bounded jointly"))
+    def bound(program: Program) -> None:
+        promises = {} if isinstance(model, Program) else promises_of(model, within, program)
+        walks.append(walked(program, domain, promises, margins))
+        if joint is not None:
+            walks[-1] = joint.improved(walks[-1])
+            walks[-1].run(margins)
 
-        if isinstance(model, Program):
-            bound(model)
-            return certificate_of(walks[-1])
-        program, comparison = captured(model, example_of(model, example, "certify"), output, domain, bound)
+    if isinstance(model, Program):
+        bound(model)
+        return certificate_of(walks[-1])
+    program, comparison = captured(model, example_of(model, example, "certify"), output, domain, bound)
     return certificate_of(walks[-1], program, comparison)
 
 

@@ -69,14 +69,13 @@ class Walk(Interpreter):
         self.patterns = rectified(self.dependent, self._same)
         self.patterns |= {node: found for node in program.nodes if (found := self._pattern(node)) is not None}
 
-    def run(self, margins: bool = False, progress: Callable[[int, int], None] = lambda done, total: None) -> Value:
+    def run(self, margins: bool = False) -> Value:
         """Bound the model's result, in the groups of a certificate.
 
-        With `margins`, a row bounds the margins of the result before. `progress` is called after every operation with
-        the numbers of bounded and of all operations.
+        With `margins`, a row bounds the margins of the result before.
         """
         nodes = self.needed(self.program.result)
-        for number, node in enumerate(nodes, 1):
+        for node in nodes:
             self.ledger.where, self.ledger.name = place(node), self._name(node)
             self.ledger.dtype = getattr(node.meta.get("val"), "dtype", torch.float32)
             try:
@@ -84,7 +83,6 @@ class Walk(Interpreter):
                     self.interpret([node], self.values)
             except UncertifiableError as error:
                 raise UncertifiableError(f"{error}{self._alone(node)}{self._coverage(nodes)}") from error.__cause__
-            progress(number, len(nodes))
         result = self.values.get(self.program.result)
         self.ledger.where = self.ledger.name = "output"
         if not isinstance(result, Value):
@@ -296,7 +294,6 @@ def walked(
     domain: Domain,
     promises: Mapping[str, Promise | None] | None = None,
     margins: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Walk:
     """The finished walk that proves the lower bound of two: its vectors have groups in common, or each its own.
 
@@ -309,15 +306,14 @@ def walked(
         domain: As for `Walk`.
         promises: As for `Walk`.
         margins: As for `Walk.run`.
-        progress: As for `Walk.run`.
     """
     walk = Walk(program, domain, promises)
-    walk.run(margins, progress)
+    walk.run(margins)
     if not (walk.ledger.joined and any(row.operation in _OF_RADII for row in walk.ledger.proof.rows.values())):
         return walk
     apart = Walk(program, domain, promises, apart=True)
     try:
-        apart.run(margins, progress)
+        apart.run(margins)
     except UncertifiableError:  # so many groups may be too many
         return walk
     return min(walk, apart, key=lambda each: greatest(next(reversed(each.ledger.proof.rows.values())), "gain"))

@@ -139,7 +139,7 @@ def certify_model(
         tables = [module.weight for module in model.modules() if isinstance(module, kinds)]
         largest = max((float(ColNorm(0).upper_bound(table.detach())) for table in tables), default=0.0)
         radius = max(1.0, largest)
-    certificate = wn.certify(model, example, radius=radius, progress=True)
+    certificate = wn.certify(model, example, radius=radius)
     if attack_steps:
         largest_gain = wn.lower_bound(model, example, radius=radius, steps=attack_steps, generator=generator)
         certificate = certificate.with_lower_bound(largest_gain.value)
