@@ -112,7 +112,6 @@ CONSTRAINED: dict[str, tuple[Callable[[nn.Module], torch.optim.Optimizer], int]]
     for name, kind in {
         "a hard cap": wn.HardCap,
         "a soft cap": wn.SoftCap,
-        "an optimal cap": wn.constraints.OptimalCap,
         "a spectral normalization": wn.constraints.SpectralNormalize,
     }.items()
     for every in (1, EVERY)

@@ -103,7 +103,6 @@ def constrained() -> dict[str, tuple[Callable[[], Any], str]]:
         "HardCap": (lambda: c.HardCap(1.2), matrices),
         "HardCap, every 4": (lambda: c.HardCap(1.2, every=4), matrices),
         "SpectralNormalize": (lambda: c.SpectralNormalize(1.2), matrices),
-        "OptimalCap": (lambda: c.OptimalCap(1.2), matrices),
         "Clip": (lambda: c.Clip(0.3, 1.2), matrices),
         "Stiefel": (lambda: c.Stiefel(1.2), matrices),
         "Stiefel, svd": (lambda: c.Stiefel(1.2, method="svd"), matrices),

@@ -29,9 +29,7 @@ class Regression(lightning.LightningModule):
     def configure_optimizers(self) -> dict:
         """The norms, the optimizer, the constraints; Lightning steps the scheduler."""
         optimizer = wn.Scion(wn.assign_norms(self, overrides={"layers.4.weight": wn.norms.RowNorm()}), lr=0.1)
-        self.constraints = wn.constrain(
-            optimizer, {"layers.0": wn.HardCap(2.0), "layers.2": wn.constraints.OptimalCap(2.0)}
-        )
+        self.constraints = wn.constrain(optimizer, {"layers.[02]": wn.HardCap(2.0)})
         scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, total_iters=self.trainer.max_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 

@@ -27,7 +27,6 @@ CAPS = {
     "hard": wn.HardCap(1.1),
     "hard, waiting": wn.HardCap(1.1, every=4),
     "soft": wn.SoftCap(1.1),
-    "optimal": c.OptimalCap(1.1),
     "normalize": c.SpectralNormalize(1.1),
     "sphere": c.Sphere(1.1),
     "decay": c.ClippedWeightDecay(0.9, 1.0),

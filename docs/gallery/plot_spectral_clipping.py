@@ -149,29 +149,6 @@ axes[1].legend(loc="lower left")
 plt.show()
 
 # %%
-# The optimal cap
-# ---------------
-#
-# :func:`wellnormed.matrix.optimal_cap` asks for the odd polynomial that holds the cap after a step and drifts least
-# below it: ``0 <= s - p(s) <= M s^5`` with the least ``M``. Degree 9 costs the four products of the soft cap.
-
-step = 0.1
-s = torch.linspace(0.05, 1 + step, 400, dtype=torch.float64)
-figure, axes = plt.subplots(1, 2)
-curves = {"soft cap (degree 9)": (ORANGE, "-", lambda w: matrix.soft_cap(w, matrix.soft_cap_strength(1.0, step)))}
-for degree, colour, style in ((5, SKY, ":"), (9, BLUE, "--"), (13, GREEN, "-."), (21, GREY, "-")):
-    curves[f"optimal, degree {degree}"] = (colour, style, matrix.optimal_cap(1.0, step, degree))
-for label, (colour, style, function) in curves.items():
-    after = on_values(function, s)
-    axes[0].plot(s, after, style, color=colour, label=label)
-    axes[1].plot(s, (s.clamp_max(1) - after).clamp_min(1e-7), style, color=colour)
-axes[0].plot(s, s.clamp_max(1), color="black", linewidth=0.8)
-axes[0].set(xlabel="singular value (caps)", ylabel="after the cap (caps)", xlim=(0.6, 1.1), ylim=(0.6, 1.02))
-axes[0].legend(loc="lower right")
-axes[1].set(xlabel="singular value (caps)", ylabel="below min(s, 1) by (caps)", yscale="log", ylim=(1e-7, 0.2))
-plt.show()
-
-# %%
 # The published caps on a diagonal matrix
 # ---------------------------------------
 #

@@ -49,7 +49,7 @@ def test_norms_must_be_an_assignment():
         wn.constrain(torch.optim.SGD(model.parameters(), lr=0.1), {"weight": wn.HardCap(1.0)}, norms={"weight": 1})
 
 
-CAPS = [c.HardCap(1.2), c.SpectralNormalize(1.2), c.SoftCap(1.2), c.OptimalCap(1.2), c.WeightDecay(1.2),
+CAPS = [c.HardCap(1.2), c.SpectralNormalize(1.2), c.SoftCap(1.2), c.WeightDecay(1.2),
         c.Clip(0.3, 1.2), c.Stiefel(1.2), c.Orthogonal(1.2), c.Sphere(1.2),
         c.ClippedWeightDecay(0.9, 0.25)]  # fmt: skip
 

@@ -26,7 +26,6 @@ CASES = {
     "HardCap, waiting": Case(c.HardCap(1.2, every=4)),
     "SpectralNormalize, waiting": Case(c.SpectralNormalize(1.2, every=4)),
     "SoftCap": Case(c.SoftCap(1.2), any_optimizer=False),
-    "OptimalCap": Case(c.OptimalCap(1.2), any_optimizer=False),
     "WeightDecay": Case(c.WeightDecay(1.2), any_optimizer=False),
     "Clip": Case(c.Clip(0.3, 1.2)),
     "Clip to one value": Case(c.Clip(1.2, 1.2)),
@@ -245,7 +244,7 @@ def test_a_weight_in_a_batch_is_treated_as_alone(case, generator):
     ("make", "named"),
     [
         *((lambda kind=kind, cap=cap: kind(cap), r"cap=.*must be positive and finite")
-          for kind in (c.HardCap, c.SoftCap, c.OptimalCap, c.SpectralNormalize, c.WeightDecay, c.ColumnCap, c.EntryCap,
+          for kind in (c.HardCap, c.SoftCap, c.SpectralNormalize, c.WeightDecay, c.ColumnCap, c.EntryCap,
                        c.Hammer)
           for cap in (0.0, -1.0, float("nan"), float("inf"))),
         (lambda: c.Stiefel(0.0), "Stiefel: cap=0.0"),

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import wellnormed as wn
-from wellnormed.constraints import OptimalCap, Orthogonal, Stiefel, WeightDecay
+from wellnormed.constraints import Orthogonal, Stiefel, WeightDecay
 
-LATE = [wn.HardCap(1.0), wn.HardCap(1.0, every=8), wn.SoftCap(1.0), OptimalCap(1.0), WeightDecay(1.0)]
+LATE = [wn.HardCap(1.0), wn.HardCap(1.0, every=8), wn.SoftCap(1.0), WeightDecay(1.0)]
 
 
 def norm(weight):
@@ -163,9 +163,7 @@ def test_parameters_on_one_memory_are_refused():
         wn.constrain(wn.Scion(model, lr=0.1), {"a": wn.HardCap(1.0)})
 
 
-@pytest.mark.parametrize(
-    ("constraint", "lr"), [(Orthogonal(1.0), 1e-4), (Stiefel(1.0), 0.9), (OptimalCap(1.0), 0.9), (wn.SoftCap(1.0), 0.3)]
-)
+@pytest.mark.parametrize(("constraint", "lr"), [(Orthogonal(1.0), 1e-4), (Stiefel(1.0), 0.9), (wn.SoftCap(1.0), 0.3)])
 def test_a_step_inside_autocast_has_its_own_precision(constraint, lr):
     weight, optimizer, _ = held(constraint, lr, size=64)
     for step in range(10):

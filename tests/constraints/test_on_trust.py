@@ -11,7 +11,7 @@ import wellnormed as wn
 from wellnormed import constraints as c
 from wellnormed.norms import spectral
 
-CAPS = [c.HardCap(1.2), c.HardCap(1.2, every=4), c.SpectralNormalize(1.2), c.SoftCap(1.2), c.OptimalCap(1.2),
+CAPS = [c.HardCap(1.2), c.HardCap(1.2, every=4), c.SpectralNormalize(1.2), c.SoftCap(1.2),
         c.WeightDecay(1.2), c.Clip(0.3, 1.2), c.Stiefel(1.2), c.Orthogonal(1.2)]  # fmt: skip
 SHAPES = [(1, 1), (1, 9), (9, 1), (12, 8), (8, 12), (33, 33), (80, 72)]
 

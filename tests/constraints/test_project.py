@@ -15,7 +15,7 @@ from wellnormed import constraints as c
 
 KERNEL = wn.norms.SpectralConv(2, "patches")
 SPECTRAL = [
-    c.HardCap(1.0), c.HardCap(1.0, every=4), c.SpectralNormalize(1.0, every=4), c.SoftCap(1.0), c.OptimalCap(1.0),
+    c.HardCap(1.0), c.HardCap(1.0, every=4), c.SpectralNormalize(1.0, every=4), c.SoftCap(1.0),
     c.WeightDecay(1.0), c.ClippedWeightDecay(1.0, 0.25), c.Clip(0.5, 1.0), c.Stiefel(1.0), c.Orthogonal(1.0),
     c.Sphere(1.0), c.Hammer(1.0), c.SpectralWeightDecay(0.1), c.NormSphere(),
 ]  # fmt: skip
@@ -69,7 +69,7 @@ def same(one, other):
 
 
 def needs_bounds(constraint):
-    return isinstance(constraint, c.SoftCap | c.OptimalCap | c.WeightDecay | c.Orthogonal)
+    return isinstance(constraint, c.SoftCap | c.WeightDecay | c.Orthogonal)
 
 
 def random_of_equal_length(weight):
@@ -132,7 +132,7 @@ TWO_WAYS = [UNCOUNTED["in place, by data"], UNCOUNTED["a NumPy view"]]
     ],
 )
 def test_what_anyone_writes_is_projected(ways, turn, dtype):
-    """The old code lost `Orthogonal` by 1.5e6 caps and `OptimalCap` to NaN, where lengths stayed equal."""
+    """The old code lost `Orthogonal` by 1.5e6 caps, where lengths stayed equal."""
     model, optimizer, constraints = attach(dtype)
     train(model, optimizer, 3)
     write_over(model, ways, turn)

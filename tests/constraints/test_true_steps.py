@@ -118,7 +118,7 @@ def test_weights_that_a_closure_or_a_hook_writes(constraint):
     train(weight, optimizer, lambda: optimizer.step(grow))
 
 
-@pytest.mark.parametrize("constraint", [SoftCap(1.0), wn.constraints.OptimalCap(1.0), wn.constraints.WeightDecay(1.0)])
+@pytest.mark.parametrize("constraint", [SoftCap(1.0), wn.constraints.WeightDecay(1.0)])
 def test_a_closure_that_makes_the_step_too_long_is_refused_before_it(constraint):
     weight, optimizer, _ = held(constraint)
     before = weight.detach().clone()

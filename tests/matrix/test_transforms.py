@@ -6,7 +6,6 @@ import torch
 from wellnormed.matrix import (
     leading_singular_triplet,
     msign,
-    optimal_cap,
     soft_cap,
     spectral_clip,
     spectral_clipped_weight_decay,
@@ -27,9 +26,8 @@ FUNCTIONS = {
     "normalize": lambda w: spectral_normalize(w, 1.0),
     "norm": spectral_norm,
     "soft cap": lambda w: soft_cap(w, 0.1),
-    **{f"optimal cap {degree}": optimal_cap(4.0, 1.2, degree) for degree in (3, 7, 9, 11)},
 }
-POLYNOMIAL = {"msign": msign, "soft cap": lambda w: soft_cap(w, 0.1), "optimal cap": optimal_cap(2.0, 0.3)}
+POLYNOMIAL = {"msign": msign, "soft cap": lambda w: soft_cap(w, 0.1)}
 
 
 def normal(*shape, seed=0):

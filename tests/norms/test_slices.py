@@ -54,7 +54,7 @@ def test_the_slices_make_up_the_weight_and_have_the_units_they_say(norm, shape, 
 
 
 CONSTRAINTS = [
-    wn.HardCap(1.0), wn.SoftCap(1.0), wn.constraints.OptimalCap(1.0), wn.constraints.SpectralNormalize(1.0),
+    wn.HardCap(1.0), wn.SoftCap(1.0), wn.constraints.SpectralNormalize(1.0),
     wn.constraints.WeightDecay(1.0), wn.constraints.Clip(0.1, 1.0), wn.constraints.Stiefel(1.0),
     wn.constraints.ClippedWeightDecay(1.0, 0.5),
 ]  # fmt: skip

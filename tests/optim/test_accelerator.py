@@ -20,7 +20,6 @@ import wellnormed as wn
 from wellnormed.constraints import (
     ClippedWeightDecay,
     EntryCap,
-    OptimalCap,
     Orthogonal,
     SpectralNormalize,
     Sphere,
@@ -139,7 +138,6 @@ def test_an_optimizer(name):
 CAPS = {  # the looks and the decompositions for each of the batches, one per shape; and looks in 16 bits
     "HardCap": (wn.HardCap(1.5), 2, PROOF, 1),  # at a proof that it is within, and whether a result is inaccurate
     "SoftCap": (wn.SoftCap(1.5), 0, [], 0),
-    "OptimalCap": (OptimalCap(1.5), 0, [], 0),
     "SpectralNormalize": (SpectralNormalize(1.5), 2, 2 * PROOF, 1),  # at a proof that it is within, and at the entries
     "Sphere": (Sphere(1.5), 1, PROOF, 0),  # at the entries
 }
@@ -173,7 +171,7 @@ EVERY_CAP = {
     repr(rule): rule
     for rule in (
         *(kind(1.0, every=every) for kind in (wn.HardCap, SpectralNormalize) for every in (1, 8)),
-        *(kind(1.0) for kind in (wn.SoftCap, OptimalCap, Sphere, Orthogonal, Stiefel, WeightDecay)),
+        *(kind(1.0) for kind in (wn.SoftCap, Sphere, Orthogonal, Stiefel, WeightDecay)),
         ClippedWeightDecay(1.0, 0.25),
     )
 }
@@ -304,7 +302,6 @@ def storage_of(tensor):
         (None, 0.35),  # a batch of two of the matrices, and four tensors of its size at a time
         (wn.HardCap(1.0), 0.5),
         pytest.param(wn.SoftCap(1.0), 0.5, marks=pytest.mark.slow),
-        pytest.param(OptimalCap(1.0), 0.5, marks=pytest.mark.slow),
         pytest.param(SpectralNormalize(1.0), 0.35, marks=pytest.mark.slow),
     ],
 )

@@ -107,7 +107,7 @@ def test_every_constraint_holds_for_another_librarys_optimizer(name, decay):
     optimizer = Clipped(INNER[name](module.parameters()), 2.0, norms=module, weight_decay=decay)
     caps = {
         "hidden.weight": wn.SoftCap(1.0),
-        "fused.*_proj_weight": wn.constraints.OptimalCap(1.0),
+        "fused.*_proj_weight": wn.constraints.SpectralNormalize(1.0),
         "kernel.weight": wn.HardCap(1.5, every=8),
         "*bias": wn.ColumnCap(1.0),
     }

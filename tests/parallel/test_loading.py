@@ -20,8 +20,8 @@ from wellnormed import constraints as c
 from wellnormed.parallel.layout import local
 
 CONSTRAINTS = {
-    "0": wn.ColumnCap(0.9), "1": c.Orthogonal(1.0), "3": wn.SoftCap(1.2), "5": c.OptimalCap(0.7), "7": c.Sphere(1.1),
-    "9": wn.HardCap(0.9, every=3),
+    "0": wn.ColumnCap(0.9), "1": c.Orthogonal(1.0), "3": wn.SoftCap(1.2), "5": c.SpectralNormalize(0.7),
+    "7": c.Sphere(1.1), "9": wn.HardCap(0.9, every=3),
 }  # fmt: skip
 LAYOUTS = [("ddp", 2), ("fsdp", 2), *(pytest.param(each, 4, marks=pytest.mark.slow) for each in ("fsdp", "fsdp x tp"))]
 every_layout = pytest.mark.parametrize(("layout", "world"), LAYOUTS)

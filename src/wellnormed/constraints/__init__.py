@@ -8,7 +8,6 @@ from wellnormed.constraints.caps import Clip as Clip
 from wellnormed.constraints.caps import ColumnCap as ColumnCap
 from wellnormed.constraints.caps import EntryCap as EntryCap
 from wellnormed.constraints.caps import HardCap as HardCap
-from wellnormed.constraints.caps import OptimalCap as OptimalCap
 from wellnormed.constraints.caps import SoftCap as SoftCap
 from wellnormed.constraints.caps import SpectralNormalize as SpectralNormalize
 from wellnormed.constraints.decays import ClippedWeightDecay as ClippedWeightDecay

@@ -1,6 +1,6 @@
 """Caps: constraints without memory that bring a weight back below a norm after every step.
 
-All but the soft and the optimal cap, which refuse long steps, serve any optimizer. Decays, which hold a norm by
+All but the soft cap, which refuses long steps, serve any optimizer. Decays, which hold a norm by
 balance with the step, are in `decays`, constraints that hold it at a value in `equalities`.
 """
 
@@ -18,7 +18,6 @@ from wellnormed._devices import recording
 from wellnormed._inputs import require_numbers
 from wellnormed.constraints.base import SLACK, TARGET, Constraint, State, held
 from wellnormed.matrix._checks import known_to_hold
-from wellnormed.matrix.optimal_cap import REACH_LIMIT, CapPolynomial
 from wellnormed.matrix.soft_cap import SOFT_CAP_LIMIT
 from wellnormed.norms import Norm
 from wellnormed.proof.decimals import shown
@@ -258,30 +257,13 @@ class SpectralNormalize(Cap):
         return matrix.spectral_normalize(slices, cap, self._method)
 
 
-class _UndoingCap(Cap):
-    """A polynomial that brings back what the steps since the last one may have added.
-
-    Where it waits it is asked to undo at most a ninth of what it aims at, and the last step.
-    """
-
-    uses_update_norm: ClassVar[bool] = True
-    undoes_steps: ClassVar[bool] = True
-
-    __repr__ = _without_defaults
-
-    def _longest(self, reach: float) -> float:
-        """The longest step, from the largest norm that is borne in caps."""
-        if self.every == 1:
-            return (reach - 1) * self.cap
-        return (reach - 1 - _ROUNDING) * self.cap / (1 + UPDATE_ROOM)
-
-
 @dataclass(frozen=True, repr=False)
-class SoftCap(_UndoingCap):
+class SoftCap(Cap):
     """LT's soft cap, `p2(p1(W))`, coupled to the true norm of the step (LT theorem B.1, corrected).
 
     The strength comes from learning rate x overshoot of the coefficient set, less what a weight decay of the optimizer
-    removes from the cap. It holds the promise for steps up to 1.6129 times the cap, and refuses longer ones.
+    removes from the cap. It holds the promise for steps up to 1.6129 times the cap, and refuses longer ones. Where it
+    waits it is asked to undo at most a ninth of what it aims at, and the last step.
 
     Args:
         cap: The cap, in units of the weight's norm.
@@ -289,55 +271,21 @@ class SoftCap(_UndoingCap):
             undoes all eight, and takes about as much of what is below the cap as eight would. No decay is credited.
     """
 
+    uses_update_norm: ClassVar[bool] = True
+    undoes_steps: ClassVar[bool] = True
+
     every: int = 1  # pyrefly: ignore[bad-override]
+
+    __repr__ = _without_defaults
 
     @property
     def longest_step(self) -> float:
-        return self._longest(SOFT_CAP_LIMIT)
+        if self.every == 1:
+            return (SOFT_CAP_LIMIT - 1) * self.cap
+        return (SOFT_CAP_LIMIT - 1 - _ROUNDING) * self.cap / (1 + UPDATE_ROOM)
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         return matrix.soft_cap(slices, matrix.soft_cap_strength(cap, update_norm + SLACK * cap))
-
-
-@dataclass(frozen=True, repr=False)
-class OptimalCap(_UndoingCap):
-    """The odd polynomial of a degree that caps and is nearest to the exact clip (`matrix.optimal_cap`).
-
-    At degree 9 it costs what the soft cap costs and leaves more of what is below the cap: of a singular value at half
-    the cap, 0.986 after 100 steps of a hundredth of it, where the soft cap leaves 0.946. It is coupled to the step as
-    the soft cap is, and refuses steps longer than 2.1 times the cap.
-
-    Args:
-        cap: The cap, in units of the weight's norm.
-        degree: Odd, from 3 to 21.
-        every: As in `SoftCap`.
-    """
-
-    degree: int = 9
-    every: int = 1  # pyrefly: ignore[bad-override]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_numbers("OptimalCap: ", {"degree": self.degree}, whole=True)
-        if self.degree not in REACH_LIMIT:
-            raise ValueError(f"OptimalCap: degree={self.degree} must be odd, from 3 to {max(REACH_LIMIT)}; 9 is usual")
-
-    @property
-    def longest_step(self) -> float:
-        return self._longest(REACH_LIMIT[self.degree])
-
-    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
-        step = update_norm / cap + SLACK  # rounded up by at most 9%: a schedule then meets few different problems
-        try:
-            polynomial = _unit_cap(2.0 ** (math.ceil(math.log2(step) * 8) / 8), self.degree)
-        except ValueError:  # at the end of the reach, exactly
-            polynomial = _unit_cap(step, self.degree)
-        return cap * polynomial(slices / cap)
-
-
-@functools.cache
-def _unit_cap(step: float, degree: int) -> CapPolynomial:
-    return matrix.optimal_cap(1.0, step, degree)
 
 
 @dataclass(frozen=True)

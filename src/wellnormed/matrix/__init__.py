@@ -23,7 +23,6 @@ from wellnormed.matrix.msign import msign as msign
 from wellnormed.matrix.msign import overshoot as overshoot
 from wellnormed.matrix.msign import semi_orthogonal as semi_orthogonal
 from wellnormed.matrix.msign import stiefel_project as stiefel_project
-from wellnormed.matrix.optimal_cap import optimal_cap as optimal_cap
 from wellnormed.matrix.soft_cap import soft_cap as soft_cap
 from wellnormed.matrix.soft_cap import soft_cap_strength as soft_cap_strength
 from wellnormed.matrix.spectral_norms import spectral_norm as spectral_norm

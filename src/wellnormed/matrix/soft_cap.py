@@ -5,8 +5,6 @@ With `t = a x^2` this is `p(x) = x (1 - 3 t^2 + 3 t^3 - t^4)`, whose bracket fal
 `(62/81) x` at `t = 1/3`, because `p'(x) = (1 - 3 t)(1 + 3 t (1 - t)^2)`.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -16,7 +14,6 @@ from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
 from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, fails, to_check, working_dtype
 from wellnormed.matrix._symmetric import symmetric_product, times_symmetric
 
-_COEFFICIENTS = (1.0, 0.0, -3.0, 3.0, -1.0)
 _PUBLISHED_LIMIT = 81 / 62  # beyond it, p exceeds the cap inside (0, k) with the published strength
 _CONSTANT_STRENGTH = (62 / 81) ** 2 / 3 * (1 + 2.0**-50)  # (62 / (81 sqrt 3))^2 = 0.1952954..., rounded up
 SOFT_CAP_LIMIT = 2.6129  # |p| <= 1 on [0, 2.61290...] with that strength
@@ -38,34 +35,21 @@ def soft_cap(w: Matrices, strength: float | Tensor) -> Matrices:
     known = to_check(strength, alpha)
     if fails((known >= 0) & known.isfinite()):
         raise ValueError(f"strength={strength} must be finite and at least 0; see soft_cap_strength")
-    # The root of a multiplies W: at |W| = 1e30, a = 1e-60 is no float32 number, but sqrt(a) W is of order 1.
-    return odd_polynomial(w, lambda w: w * alpha.sqrt().to(w.dtype)[..., None, None], _COEFFICIENTS)
+    return _polynomial(w, alpha)
 
 
 @all_digits()
-def odd_polynomial(w: Tensor, scaled: Callable[[Tensor], Tensor], coefficients: tuple[float, ...]) -> Tensor:
-    """`W (1 + c_1 t + c_2 t^2 + ...)` with `t = scaled(W)^T scaled(W)`, for a multiple `scaled(W)` of matrices `W`.
-
-    `c_1` is the last coefficient or 0. Degree 9 takes four products, two of them of the small side; every further 4
-    degrees one more small one, in float64: alternating coefficients of 1e4 and more lose 1e-5 of the cap in float32.
-    What is left alone is not rounded, since W is added last.
-    """
+def _polynomial(w: Tensor, alpha: Tensor) -> Tensor:
+    """`W (1 - 3 t^2 + 3 t^3 - t^4)` with `t = a W^T W`, on the smaller side; what is left alone is not rounded."""
     if w.shape[-2] < w.shape[-1]:
-        return odd_polynomial(w.mT, scaled, coefficients).mT
-    work = w.to(torch.float64 if len(coefficients) > len(_COEFFICIENTS) else working_dtype(w))
-    multiple = scaled(work)
+        return _polynomial(w.mT, alpha).mT
+    work = w.to(working_dtype(w))
+    # The root of a multiplies W: at |W| = 1e30, a = 1e-60 is no float32 number, but sqrt(a) W is of order 1.
+    multiple = work * alpha.sqrt().to(work.dtype)[..., None, None]
     t = symmetric_product(multiple.mT, multiple)
-    if len(coefficients) == 2:
-        return (work + times_symmetric(work, coefficients[1] * t)).to(w.dtype)
     square = symmetric_product(t, t)
     identity = torch.eye(t.shape[-1], dtype=t.dtype, device=t.device)
-    # Horner's rule in t^2, on pairs c_j + c_{j+1} t from c_2 on; a last one alone joins the pair before it.
-    rest = coefficients[2:]
-    top = max(0, (len(rest) - 2) // 2 * 2)
-    out = sum(c * power for c, power in zip(rest[top:], (identity, t, square), strict=False))
-    for j in range(top - 2, -1, -2):
-        out = rest[j] * identity + rest[j + 1] * t + square @ out
-    return (work + times_symmetric(work, square @ out)).to(w.dtype)
+    return (work + times_symmetric(work, square @ (-3 * identity + 3 * t - square))).to(w.dtype)
 
 
 def soft_cap_strength(cap: float, update_norm: float, decay: float = 0.0) -> float:
