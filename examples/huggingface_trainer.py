@@ -41,6 +41,11 @@ class Constrain(TrainerCallback):
         """Called with the optimizer, wrapped by accelerate."""
         self.attached = wn.constrain(optimizer.optimizer, self.constraints)
 
+    def on_step_end(self, args, state, control, optimizer=None, **kwargs) -> None:
+        """Norms, norms over caps and others, whenever the Trainer logs, to all its reporters."""
+        if control.should_log:
+            self.trainer.log(wn.optim.scalars(optimizer))
+
 
 def main(steps: int = 24) -> tuple[float, float]:
     """Train; print and return the last loss, and the largest proved norm over its cap."""
@@ -65,6 +70,7 @@ def main(steps: int = 24) -> tuple[float, float]:
             optimizer_cls_and_kwargs=(wn.Scion, {"lr": 0.05, "norms": norms}),
             callbacks=[constrain],
         )
+        constrain.trainer = trainer
         loss = trainer.train().training_loss
     ratio = max(constrain.attached.proved_ratios().values())
     print(f"mean training loss {loss:.3f}; largest proved norm / cap {ratio}")

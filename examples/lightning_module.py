@@ -26,6 +26,11 @@ class Regression(lightning.LightningModule):
         self.log("loss", loss)
         return loss
 
+    def on_train_batch_end(self, *_: object) -> None:
+        """Norms, norms over caps and others, to all loggers."""
+        if self.global_step % self.trainer.log_every_n_steps == 0:
+            self.log_dict(wn.optim.scalars(self.optimizers()))
+
     def configure_optimizers(self) -> dict:
         """The norms, the optimizer, the constraints; Lightning steps the scheduler."""
         optimizer = wn.Scion(wn.assign_norms(self, overrides={"layers.4.weight": wn.norms.RowNorm()}), lr=0.1)

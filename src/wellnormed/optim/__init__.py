@@ -1,12 +1,10 @@
 """One optimizer engine, and the published optimizers as compositions of momentum, norm and step rule."""
 
-from wellnormed.optim import callbacks as callbacks
 from wellnormed.optim import directions as directions
 from wellnormed.optim.averaged import Averaged as Averaged
 from wellnormed.optim.clipped import Clipped as Clipped
 from wellnormed.optim.conditional_gradient import ConditionalGradient as ConditionalGradient
 from wellnormed.optim.fallback import AdamWSettings as AdamWSettings
-from wellnormed.optim.gains import Gains as Gains
 from wellnormed.optim.modular_descent import ModularDescent as ModularDescent
 from wellnormed.optim.named import Almond as Almond
 from wellnormed.optim.named import Muon as Muon

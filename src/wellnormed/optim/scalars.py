@@ -8,12 +8,11 @@ from torch import Tensor
 from wellnormed.matrix import spectral_norm
 from wellnormed.norms import Norm
 from wellnormed.optim.conditional_gradient import ConditionalGradient
-from wellnormed.optim.gains import Gains
 from wellnormed.parallel import Job
 from wellnormed.parallel.placement import in_buckets
 
 
-def engine_of(optimizer: Any) -> ConditionalGradient | None:
+def _engine_of(optimizer: Any) -> ConditionalGradient | None:
     """The optimizer of this package, also within others, as `Averaged` and accelerate's; None if there is none."""
     while optimizer is not None and not isinstance(optimizer, ConditionalGradient):
         optimizer = getattr(optimizer, "inner", None) or getattr(optimizer, "optimizer", None)
@@ -21,16 +20,14 @@ def engine_of(optimizer: Any) -> ConditionalGradient | None:
 
 
 @torch.no_grad()
-def scalars(optimizer: torch.optim.Optimizer, gains: Gains | None = None) -> dict[str, float]:
+def scalars(optimizer: torch.optim.Optimizer) -> dict[str, float]:
     """Figures of every weight that has a norm, by names that loggers sort into panels.
 
     - `norm/NAME`: the weight's norm in its own units, estimated as `Norm.norm` does;
     - `norm_over_cap/NAME`: the same over the bound that a constraint promises, where one does;
     - `update_over_weight/NAME`: the bound on the norm of the next step over the weight's norm, where there is one;
     - `stable_rank/NAME`: the squared Frobenius norm over the squared largest singular value, the mean over the slices,
-      for norms that measure singular values;
-    - `gain/NAME`, `gain_over_norm/NAME`: with `gains`, the largest gain of the layer since the last call, and the share
-      of its norm that it is.
+      for norms that measure singular values.
 
     Of an `Averaged` they are those of its optimizer, with the weights as they are in its mode. All numbers come from
     the device in one transfer. Where weights lie over processes, every process calls this. An
@@ -45,7 +42,7 @@ def scalars(optimizer: torch.optim.Optimizer, gains: Gains | None = None) -> dic
         >>> {name: round(value, 3) for name, value in scalars(optimizer).items()}
         {'norm/weight': 1.0, 'stable_rank/weight': 4.0, 'norm_over_cap/weight': 0.5, 'update_over_weight/weight': 0.115}
     """
-    engine = engine_of(optimizer)
+    engine = _engine_of(optimizer)
     if engine is None:
         raise ValueError(
             f"scalars: {type(optimizer).__name__} has no norms; pass an optimizer of this package. For "
@@ -75,9 +72,6 @@ def scalars(optimizer: torch.optim.Optimizer, gains: Gains | None = None) -> dic
             values[f"norm_over_cap/{name}"] = norm / caps[name]
         if step is not None and norm:
             values[f"update_over_weight/{name}"] = step / norm
-    for name, gain in (gains.read() if gains is not None else {}).items():
-        values[f"gain/{name}"] = gain
-        values[f"gain_over_norm/{name}"] = gain / values[f"norm/{name}"]
     return values
 
 
