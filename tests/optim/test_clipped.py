@@ -122,6 +122,43 @@ def test_every_constraint_holds_for_another_librarys_optimizer(name, decay):
     assert certificate.lipschitz == pytest.approx(1.0, rel=1e-6)
 
 
+class Pulled(torch.optim.SGD):
+    """Moves weights that have no gradient as well, as a pull towards a teacher's weights does."""
+
+    def __init__(self, parameters, write):
+        super().__init__(parameters, lr=0.1)
+        self.write = write
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            self.write(parameter)
+
+
+def by_gradient(parameter):
+    parameter.grad = torch.ones_like(parameter)
+    parameter.add_(3 * torch.ones_like(parameter))
+
+
+@pytest.mark.parametrize("write", [lambda p: p.add_(3), lambda p: p.data.add_(3), by_gradient])
+@pytest.mark.parametrize("cap", [wn.SoftCap(1.0), wn.HardCap(1.0), wn.HardCap(1.0, every=8), wn.constraints.Sphere(1.0)])
+def test_what_the_optimizer_within_moves_without_a_gradient_is_clipped_and_held(cap, write):
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 6)
+    optimizer = Clipped(Pulled(layer.parameters(), write), 2.0, norms=layer)
+    constraints = wn.constrain(optimizer, {"weight": cap})
+    for _ in range(4):
+        before = {name: p.detach().double() for name, p in layer.named_parameters()}
+        optimizer.zero_grad()
+        optimizer.step()
+        for a in optimizer.assignment:
+            if a.name == "bias":  # no constraint moves it
+                step = float(a.norm.norm(a.parameter.detach().double() - before[a.name]))
+                assert 0.19 < step <= optimizer.update_norms()[a.name] * (1 + 1e-6)
+        assert constraints.proved_ratios()["weight"] <= 1
+
+
 def test_a_subclass_that_writes_weights_after_its_step_is_swept():
     class Careless(Clipped):
         def step(self, closure=None):

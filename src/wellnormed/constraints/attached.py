@@ -242,12 +242,10 @@ class Constraints:
         The bounds are those of the step that was made: `before` read them when the step read its numbers. A step of
         length 0, such as torch makes to load an optimizer's state, is followed by no constraint.
         """
-        unmoved, moved = self._still, self._stepping
-        if not self._own:  # a closure has run since, and weights may move without gradients
-            unmoved = unmoved & still(optimizer, self._constrained, self._steps)
-            moved = moved | {c.name for c in self._constrained if c.parameter.grad is not None}
-            others = {c.name: c.change() for c in self._constrained if c.name not in moved}
-            moved |= {name for name, change in self._agree(others).items() if change == WRITTEN}
+        unmoved = self._still & still(optimizer, self._constrained, self._steps)  # a closure may have run since
+        moved = self._stepping | {c.name for c in self._constrained if c.parameter.grad is not None}
+        others = {c.name: c.change() for c in self._constrained if c.name not in moved}
+        moved |= {name for name, change in self._agree(others).items() if change == WRITTEN}
         acting = [c for c in self._constrained if c.name in moved]
         acting = [c for c in acting if c.name not in unmoved or c.constraint.acts_at_rest]
         core.apply(acting, self._steps, self._placement)

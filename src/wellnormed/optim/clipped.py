@@ -12,7 +12,7 @@ from wellnormed.optim.around import Around
 from wellnormed.optim.parts import Group
 from wellnormed.optim.validation import gradient_sizes, refuse_not_finite
 from wellnormed.parallel import Job, Placement
-from wellnormed.parallel.layout import local_parts
+from wellnormed.parallel.layout import local, local_parts
 from wellnormed.parallel.placement import in_buckets
 from wellnormed.routing import AssignedParameter, Assignment, assign_norms
 
@@ -143,19 +143,28 @@ class Clipped(Around):
                 "Clipped: the optimizer within has constraints, which would act before its step is clipped and not "
                 "hold after it; call remove() on them, and constrain this optimizer"
             )
-        clipped = [(a, rate) for a, rate in self._clipped() if a.parameter.grad is not None]
+        clipped = self._clipped()
+        stepping = [(a, rate) for a, rate in clipped if a.parameter.grad is not None]
         if shares := [rate * self.weight_decay for _, rate in clipped if rate * self.weight_decay > 1]:
             raise ValueError(f"Clipped: weight_decay times lr is {shares[0]:g} and must be at most 1: it is a fraction")
-        refuse_not_finite(gradient_sizes({a.name: a.parameter for a, _ in clipped}, {}), 0)
+        refuse_not_finite(gradient_sizes({a.name: a.parameter for a, _ in stepping}, {}), 0)
         for follower in self.attached:
             follower.before(self, follower.changes())
         starts: dict[Tensor, Tensor] = {a.parameter: a.parameter.detach().clone() for a, _ in clipped}
+        known = {a.name for a, _ in stepping}
         self.inner.step()
+        moved = self._moved([a for a, _ in clipped if a.name not in known], starts)
+        clipped = [(a, rate) for a, rate in clipped if a.name in known or moved[a.name]]
         buckets = list(in_buckets(clipped, lambda one: one[0].parameter, lambda one: (one[0].norm, one[1])))
         jobs = (self._job(norm, rate, [a.parameter for a, _ in members], starts) for (norm, rate), members in buckets)
         for (_, members), (weights,) in zip(buckets, self.placement.run(jobs), strict=True):
             torch._foreach_copy_(local_parts([a.parameter for a, _ in members]), local_parts(weights))
         self._tell("after", self)
+
+    def _moved(self, others: list[AssignedParameter], starts: dict[Tensor, Tensor]) -> dict[str, float]:
+        """Which parameters without a gradient the optimizer within has moved in any process: 1 for those, 0 else."""
+        same = {a.name: torch.equal(local(a.parameter), local(starts[a.parameter])) for a in others}
+        return self.placement.agree({}, {name: float(not unmoved) for name, unmoved in same.items()})[1] if same else {}
 
     def _job(self, norm: Any, rate: float, parameters: list[Tensor], starts: dict[Tensor, Tensor]) -> Job:
         def moved(before: Tensor, after: Tensor) -> tuple[Tensor]:
