@@ -35,7 +35,8 @@ Below are the committed rows, each with its command and commit. The preset `pape
 "reached" or "not reached". Where `cpu` is smaller, the verdict is about the shape of a curve. Nothing is judged where
 nothing was published, or where size or number of runs forbid a comparison; such lines stand in `table.md` beside the
 rows. Brackets hold the least and the largest over the seeds. "(log)" marks
-numbers that are in a paper's released logs and not in its text."""
+numbers that are in a paper's released logs and not in its text; "(edge)" a best loss at the smallest or largest rate
+that was tried, so that another rate may be better."""
 
 
 def finished(experiment: Experiment, preset: Preset) -> list[Row]:

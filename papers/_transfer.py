@@ -79,6 +79,16 @@ def best_losses(rows: Sequence[Row], **where: Any) -> list[float]:
     return [loss for loss in found if math.isfinite(loss)]
 
 
+def edges(rows: Sequence[Row], by: str, **where: Any) -> int:
+    """How many minima of these curves lie at the edge of the rates, so that the best rate may be further."""
+    return sum(best(curve).at_edge for sizes in curves(rows, by, **where).values() for curve in sizes.values())
+
+
+def mean_best(rows: Sequence[Row], **where: Any) -> str:
+    """The mean over the seeds of `best_losses`, marked where the best rate of a seed lies at the edge of the rates."""
+    return f"{fmean(best_losses(rows, **where)):.3f}" + " (edge)" * bool(edges(rows, "seed", **where))
+
+
 def drifts(rows: Sequence[Row], by: str, **where: Any) -> list[float]:
     """By how many factors of two the fitted best rate falls from the smallest to the largest size, for every seed."""
     ends = [(best(small), best(large)) for small, large in _ends(rows, by, **where)]
@@ -120,12 +130,12 @@ def transfer_verdict(
     if not moved:
         return []
     sizes = {key: None for found in curves(rows, by, **where).values() for key in found}
-    edges = sum(best(curve).at_edge for found in curves(rows, by, **where).values() for curve in found.values())
     ours = f"falls 2^{fmean(moved):.1f}-fold from {min(sizes)} to {max(sizes)}"
     if lost:
         ours += f", where that of {min(sizes)} costs {fmean(lost):.3f}"
     interval = f"2^{min(moved):.1f} to 2^{max(moved):.1f}"
-    why = f"{edges} of the minima lie at the edge of the rates, so the best may be further" if edges else ""
+    count = edges(rows, by, **where)
+    why = f"{count} of the minima lie at the edge of the rates, so the best may be further" if count else ""
     if stays is None:
         return [Verdict(what, published, ours, interval, len(moved), "measured", why)]
     verdict = names[(abs(fmean(moved)) <= STAYS) != stays]

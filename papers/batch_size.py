@@ -16,7 +16,7 @@ from papers._figures import legend_below, panels
 from papers._gpt import FINEWEB, GPTRun, Method, text_of
 from papers._lmo_tokens import run
 from papers._table import Row
-from papers._transfer import Best, agreed, best, curves
+from papers._transfer import Best, agreed, best, curves, edges
 
 METHODS: tuple[Method, ...] = ("Adam with warm-up", "Muon", "uSCG", "SCG")
 TOKENS = 2**18
@@ -92,16 +92,10 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             interval = f"smaller by {min(gains):.3f} to {max(gains):.3f}"
             verdict, why = agreed(gains, yes, no)
             at_edge = [f"{method}: {count} of the minima at the edge of the rates"
-                       for method in (scion, other) if (count := edges(rows, method))]  # fmt: skip
+                       for method in (scion, other) if (count := edges(rows, "batch", method=method))]  # fmt: skip
             why = "; ".join([*at_edge, *filter(None, [why])])
             found.append(Verdict(what, "Scion's is smaller", numbers, interval, len(gains), verdict, why))
     return found
-
-
-def edges(rows: Sequence[Row], method: str) -> int:
-    """How many minima lie at the edge of the rates."""
-    found = [curve for sizes in curves(rows, "batch", method=method).values() for curve in sizes.values()]
-    return sum(best(curve).at_edge for curve in found)
 
 
 EXPERIMENT = Experiment(

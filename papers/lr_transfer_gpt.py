@@ -17,7 +17,7 @@ from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._gpt import FINEWEB, GPTRun, Method, text_of
 from papers._lmo_tokens import run
 from papers._table import Row
-from papers._transfer import agreed, best_losses, transfer_figure, transfer_verdict
+from papers._transfer import agreed, best_losses, mean_best, transfer_figure, transfer_verdict
 
 METHODS: tuple[Method, ...] = ("Adam with warm-up", "Muon", "uSCG", "SCG")
 POWERS: dict[Preset, dict[Method, tuple[int, ...]]] = {
@@ -91,7 +91,8 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             close = abs(fmean(ours) - published) <= WITHIN
             interval = f"{min(ours):.3f} to {max(ours):.3f}"
             what = f"a billion parameters, {method}: validation loss"
-            found.append(Verdict(what, str(published), f"{fmean(ours):.3f}", interval, len(ours), names[not close]))
+            mean = mean_best(rows, method=method, width=2560, blocks=blocks)
+            found.append(Verdict(what, str(published), mean, interval, len(ours), names[not close]))
     return found
 
 
@@ -104,7 +105,7 @@ def _order(rows: Sequence[Row], blocks: int) -> list[Verdict]:
     for scion in ("uSCG", "SCG"):
         for other in ("Adam with warm-up", "Muon"):
             gains = [b - a for a, b in zip(losses[scion], losses[other], strict=False)]
-            ours = f"{fmean(losses[scion]):.3f} against {fmean(losses[other]):.3f}"
+            ours = " against ".join(mean_best(rows, method=m, width=widest, blocks=blocks) for m in (scion, other))
             interval = f"lower by {min(gains):.3f} to {max(gains):.3f}"
             what = f"lowest loss at the largest width, {scion} against {other}"
             published = f"{TABLE_5[scion]} against {TABLE_5[other]} (table 5)"

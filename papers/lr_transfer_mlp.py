@@ -19,7 +19,7 @@ from papers._cifar import CifarTask, ConstantRate, mlp
 from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
 from papers._table import Row
-from papers._transfer import agreed, best, best_losses, curves, transfer_figure, transfer_verdict
+from papers._transfer import agreed, best, best_losses, curves, mean_best, transfer_figure, transfer_verdict
 from wellnormed.routing import assign_norms
 from wellnormed.train.task import DivergedError, fit
 
@@ -155,7 +155,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         found += transfer_verdict(rows, "width", f"best rate, {method}", published, stays, names, method=method)
     lowest = {method: losses for method in claims if (losses := best_losses(rows, method=method))}
     if lowest.keys() == claims.keys():
-        ours = ", ".join(f"{fmean(losses):.3f} {method}" for method, losses in lowest.items())
+        ours = ", ".join(f"{mean_best(rows, method=method)} {method}" for method in lowest)
         gains = [min(others) - own for *others, own in zip(*lowest.values(), strict=True)]
         interval = f"lower by {min(gains):.3f} to {max(gains):.3f}"
         verdict, why = agreed(gains, *names)

@@ -17,7 +17,7 @@ from papers._figures import panels
 from papers._gpt import FINEWEB, GPTRun, Method, Text, text_of
 from papers._lmo_tokens import run
 from papers._table import Row
-from papers._transfer import agreed
+from papers._transfer import Best, agreed, best
 from papers.lr_transfer_gpt import METHODS, SMALL, TABLE_5, WITHIN
 
 RATES: dict[Preset, dict[Method, float]] = {
@@ -54,9 +54,9 @@ def losses(rows: Sequence[Row], method: Method, factor: float = 1.0) -> list[flo
     return [math.inf if loss is None else loss for loss in ends]
 
 
-def least(rows: Sequence[Row], method: Method) -> float:
+def least(rows: Sequence[Row], method: Method) -> Best:
     """The lowest mean loss of a method over the multiples of the small model's rate."""
-    return min(fmean(found) for factor in FACTORS if (found := losses(rows, method, factor)))
+    return best({factor: fmean(found) for factor in FACTORS if (found := losses(rows, method, factor))})
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
@@ -82,7 +82,8 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         if own := losses(rows, method):
             tried = sum(bool(losses(rows, method, factor)) for factor in FACTORS)
             ours = f"{fmean(own):.3f}"
-            ours += f"; {least(rows, method):.3f} at the best of {tried} rates" if tried > 1 else ""
+            ours += f"; {(lowest := least(rows, method)).loss:.3f} at the best of {tried} rates" if tried > 1 else ""
+            ours += " (edge)" * (tried > 1 and lowest.at_edge)
             near = abs(fmean(own) - TABLE_5[method]) <= WITHIN
             verdict = "measured" if preset == "cpu" else yes if near else no
             interval = f"{min(own):.3f} to {max(own):.3f}"
@@ -92,7 +93,9 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         if gains:
             verdict, why = agreed(gains, yes, no)
             if preset == "cpu":
-                at_best = f"at the best rate of each, lower by {least(rows, other) - least(rows, own):.3f}"
+                lowest, others = least(rows, own), least(rows, other)
+                at_best = f"at the best rate of each, lower by {others.loss - lowest.loss:.3f}"
+                at_best += " (edge)" * (lowest.at_edge or others.at_edge)
                 why = f"{why}; {at_best}" if why else at_best
             interval = f"{min(gains):.3f} to {max(gains):.3f}"
             published = f"lower by {TABLE_5[other] - TABLE_5[own]:.3f}"

@@ -11,6 +11,7 @@ from papers._transfer import (
     best,
     best_losses,
     drifts,
+    mean_best,
     mean_curves,
     transfer_figure,
     transfer_verdict,
@@ -83,6 +84,8 @@ def test_one_seed_that_disagrees_is_enough_and_is_named():
 def test_a_minimum_at_the_edge_is_named():
     (found,) = transfer_verdict(rows(3.0), "width", "best rate", "published", True, NAMES)
     assert "2 of the minima lie at the edge" in found.why
+    assert mean_best(rows(3.0), width=32) == "1.005"
+    assert mean_best(rows(3.0), width=256).endswith(" (edge)")
 
 
 def test_the_figure_has_a_line_for_every_size():
