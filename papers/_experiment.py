@@ -58,7 +58,8 @@ class Verdict:
     interval: str
     """From the least to the largest over the seeds."""
     runs: int
-    verdict: Answer | Literal["measured"]
+    verdict: Answer | Literal["measured", "corrected"]
+    """`measured`: nothing was published, or the setting is ours. `corrected`: the paper's own numbers say otherwise."""
     why: str = ""
     """Why a number is not reached, or in what the setting differs from the paper's."""
 
