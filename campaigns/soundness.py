@@ -20,7 +20,7 @@ import traceback
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -28,16 +28,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import wellnormed as wn
 from campaigns.random_models import Drawn, draw_model
 from papers.header import header, write_result
+from wellnormed.certificates import capture
 from wellnormed.certificates.axes import inner_axes
 from wellnormed.certificates.continuous import Continuous
 from wellnormed.certificates.search import _better, _like, _Search, _Tangent, over, rms
 from wellnormed.certificates.sizes import largest_rms
 from wellnormed.certificates.walk import Walk, walked
-from wellnormed.program.capturing import capture
 from wellnormed.program.domain import default_axes
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.program.operation import name_of
@@ -65,15 +66,27 @@ class Every(Continuous):
 
     def every(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Name of a node -> its tensor, for all that depend on the input."""
-        values = self.values(inputs)
-        shown = [*self._variables, *self._steps]
-        return {node.name: values[node] for node in shown if isinstance(values[node], Tensor)}
+        found: dict[str, Tensor] = {}
+
+        class Showing(fx.Interpreter):
+            def run_node(self, node: fx.Node) -> Any:
+                result = super().run_node(node)
+                if isinstance(result, Tensor) and node.op in ("placeholder", "call_function"):
+                    found[node.name] = result
+                return result
+
+        with sdpa_kernel(SDPBackend.MATH):
+            Showing(self.double.module).run(*(inputs[name] for name in self.shapes))
+        return found
 
     def until(self, name: str, axes: tuple[int, ...]) -> "Every":
         """The function whose result is an inner node's, in groups along these axes, counted from the last."""
         part = copy.copy(self)
-        number, node = next((i, step) for i, step in enumerate(self._steps) if step.name == name)
-        part._steps, part._result, part.output_axes = self._steps[: number + 1], node, axes
+        graph = copy.deepcopy(self.double.module.graph)
+        graph.erase_node(graph.output_node())
+        graph.output(next(node for node in graph.nodes if node.name == name))
+        part.double = replace(self.double, module=fx.GraphModule(self.double.module, graph))
+        part.output_axes = axes
         return part
 
 
@@ -233,7 +246,7 @@ class Attack:
 
     def __init__(self, captured: Program, walk: Walk, radius: float, seed: int) -> None:
         # it is taken apart already, and doing so takes longer than anything else here
-        self.function = Every(captured)
+        self.function = Every(captured.double())
         self.radius, self.limits = radius, limits_of(walk)
         self.measurement = Measurement(self.limits, logits_of(walk))
         self.generator = torch.Generator().manual_seed(seed)
@@ -315,13 +328,13 @@ class Attack:
 
     def _inner(self) -> Limit | None:
         """One of the operations that bound something."""
-        names = {node.name for node in self.function._steps}
+        names = {node.name for node in self.function.double.nodes if node.op == "call_function"}
         own = [limit for limit in self.limits if limit.node in names and limit.primitive != "moves"]
         own = [limit for limit in own if limit.shape == self._shape(limit.node)]
         return own[int(self._choice.integers(len(own)))] if own else None
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        node = next(step for step in self.function._steps if step.name == name)
+        node = next(node for node in self.function.double.nodes if node.name == name)
         example = node.meta["val"]
         return tuple(example.shape) if isinstance(example, Tensor) else ()
 

@@ -9,6 +9,7 @@ At the root are the names that a training script needs; all others are reached t
 from typing import TYPE_CHECKING
 
 from wellnormed._lazy import lazy_namespace
+from wellnormed._version import VERSION
 
 if TYPE_CHECKING:
     from wellnormed import (
@@ -21,15 +22,14 @@ if TYPE_CHECKING:
         norms,
         optim,
     )
-    from wellnormed.certificates import calibrate, certify, constrain, lower_bound, verify
+    from wellnormed.certificates import calibrate, capture, certify, constrain, lower_bound, verify
     from wellnormed.constraints import ColumnCap, HardCap, SoftCap
     from wellnormed.models import export
     from wellnormed.norms import ColNorm, Sign, Spectral
     from wellnormed.optim import Almond, Averaged, Muon, Scion
-    from wellnormed.program import capture
     from wellnormed.routing import assign_norms, initialize_
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Almond",
@@ -66,9 +66,8 @@ _HOMES = {
     **dict.fromkeys(("assign_norms", "initialize_"), ".routing"),
     **dict.fromkeys(("Almond", "Averaged", "Muon", "Scion"), ".optim"),
     **dict.fromkeys(("ColumnCap", "HardCap", "SoftCap"), ".constraints"),
-    "capture": ".program",
     "export": ".models",
-    **dict.fromkeys(("calibrate", "certify", "constrain", "lower_bound", "verify"), ".certificates"),
+    **dict.fromkeys(("calibrate", "capture", "certify", "constrain", "lower_bound", "verify"), ".certificates"),
 }
 
 _ROOMS = ("data", "parallel", "program", "proof", "routing", "train")

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from wellnormed.certificates import capture
 from wellnormed.certificates.ledger import Ledger
 from wellnormed.certificates.operations.source import source
 from wellnormed.certificates.walk import Walk
-from wellnormed.program.capturing import capture
 from wellnormed.program.domain import default_axes
 from wellnormed.proof import Bounds
 from wellnormed.proof.value import Value

@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from wellnormed.certificates import Certificate, CheckError, certify, lower_bound, require_same_model, verify
+from wellnormed.certificates import Certificate, CheckError, capture, certify, lower_bound, require_same_model, verify
 from wellnormed.models import GPT, GPTConfig
 from wellnormed.nn import BallProjection
-from wellnormed.program import Program, capture
+from wellnormed.program import Program
 from wellnormed.program.domain import DTYPES
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.proof import Proof, check

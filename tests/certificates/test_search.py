@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellnormed.certificates import certify
-from wellnormed.certificates.continuous import Continuous, continuous
+from wellnormed.certificates import capture, certify
+from wellnormed.certificates.continuous import Continuous
 from wellnormed.certificates.search import LowerBound, lower_bound, rms
 from wellnormed.models import GPT, GPTConfig, PotentialConfig, PotentialGPT
 from wellnormed.nn import BallProjection
-from wellnormed.program import Program, capture
+from wellnormed.program import Program
 from wellnormed.program.errors import UncertifiableError
 
 from .adversary import Net, random_weights
@@ -88,7 +88,7 @@ def test_a_token_model_is_searched_over_its_vectors(model: nn.Module) -> None:
     found = search(model, torch.zeros(1, 6, dtype=torch.long), radius=2.0, steps=6)
     assert found.value > 1
     if isinstance(model, GPT):
-        replay(found, continuous(model, torch.zeros(1, 6, dtype=torch.long)), radius=2.0)
+        replay(found, Continuous(capture(model, torch.zeros(1, 6, dtype=torch.long)).double()), radius=2.0)
 
 
 def test_what_a_search_of_the_jacobian_of_attention_finds() -> None:
@@ -143,7 +143,7 @@ def test_an_image_model_with_normalization_and_pooling() -> None:
     example = torch.zeros(1, 3, 9, 9)
     found = search(model, example)
     assert found.value > 0.01
-    replay(found, continuous(model, example), radius=1.0)
+    replay(found, Continuous(capture(model, example).double()), radius=1.0)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -206,14 +206,14 @@ def test_no_gain(radius: float) -> None:
 @pytest.mark.parametrize("bias", [1e6, 1e8])
 def test_a_difference_of_large_results_is_no_gain(bias: float) -> None:
     model = of(lambda x: 1e-6 * x + bias)
-    program = capture(model, torch.zeros(1, 4))
+    program = capture(model, torch.zeros(1, 4).double())
     assert search(program).value <= certify(program).lipschitz
 
 
 @pytest.mark.parametrize("factor", [1.0, 100.0])
 def test_a_sum_that_nearly_cancels_within_the_model_is_no_gain(factor: float) -> None:
     """Whatever enlarges its rounding error afterwards."""
-    program = capture(of(lambda x: ((x + 1e8) - 1e8) * factor), torch.zeros(1, 4))
+    program = capture(of(lambda x: ((x + 1e8) - 1e8) * factor), torch.zeros(1, 4).double())
     found = search(program).value
     assert 0.9 * factor < found <= certify(program).lipschitz
 

@@ -15,10 +15,19 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from wellnormed.certificates import Certificate, CheckError, Row, certify, lower_bound, require_same_model, verify
+from wellnormed.certificates import (
+    Certificate,
+    CheckError,
+    Row,
+    capture,
+    certify,
+    lower_bound,
+    require_same_model,
+    verify,
+)
 from wellnormed.models import GPT, GPTConfig, export
 from wellnormed.nn import HeadProjection, Rotary
-from wellnormed.program import Program, capture
+from wellnormed.program import Program
 
 
 @cache

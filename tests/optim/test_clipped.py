@@ -142,7 +142,9 @@ def by_gradient(parameter):
 
 
 @pytest.mark.parametrize("write", [lambda p: p.add_(3), lambda p: p.data.add_(3), by_gradient])
-@pytest.mark.parametrize("cap", [wn.SoftCap(1.0), wn.HardCap(1.0), wn.HardCap(1.0, every=8), wn.constraints.Sphere(1.0)])
+@pytest.mark.parametrize(
+    "cap", [wn.SoftCap(1.0), wn.HardCap(1.0), wn.HardCap(1.0, every=8), wn.constraints.Sphere(1.0)]
+)
 def test_what_the_optimizer_within_moves_without_a_gradient_is_clipped_and_held(cap, write):
     torch.manual_seed(0)
     layer = nn.Linear(6, 6)

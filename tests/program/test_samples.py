@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wellnormed as wn
-from tests.program.kernels import half
-from wellnormed.certificates import UncertifiableError, certify
+from wellnormed.certificates import UncertifiableError, capture, certify
 from wellnormed.certificates.walk import Walk
-from wellnormed.program import Program, capture, compare
+from wellnormed.program import Program
 
 
 class Model(nn.Module):
@@ -35,62 +34,29 @@ FUNCTIONS: dict[str, tuple[Callable[[Any, Tensor], Tensor], bool]] = {
     "a count of samples": (lambda m, x: x * (1 + torch.arange(x.shape[0]) // 2)[:, None], False),
     "a triangle of the batch": (lambda m, x: torch.triu(torch.ones(x.shape[0], x.shape[0]), 2) @ x, False),
     "a polynomial": (lambda m, x: x * ((x.shape[0] - 1) * (x.shape[0] - 2)), False),
-    "a product with a float": (lambda m, x: x * (100.0 if x.shape[0] * 0.004 > 1 else 1.0), True),
-    "a float": (lambda m, x: x * (100.0 if x.shape[0] > 250.5 else 1.0), True),
-    "a power": (lambda m, x: x * (100.0 if x.shape[0] ** 0.5 > 15 else 1.0), True),
-    "a comparison": (lambda m, x: x * (100.0 if x.shape[0] > 1000 else 1.0), True),
-    "a remainder": (lambda m, x: x * (100.0 if x.shape[0] % 11 == 10 else 1.0), True),
     "a single sample": (lambda m, x: x * (100.0 if x.shape[0] == 1 else 1.0), False),
     "seven samples": (lambda m, x: x * (100.0 if x.shape[0] == 7 else 1.0), False),
-    "samples added up": (lambda m, x: x + torch.ones(x.shape[0]).sum(), False),
     "a place in the batch": (
         lambda m, x: x * torch.cat([torch.zeros(x.shape[0]), torch.ones(x.shape[0])])[::2, None],
         False,
     ),
-    "a constant turned around": (
-        lambda m, x: x * torch.tensor([1.0, 100.0]).expand(x.shape[0], 2).reshape(2, x.shape[0])[0][:, None],
-        False,
-    ),
-    "the last but eight": (
-        lambda m, x: torch.cat([x, 100 * x])[x.shape[0] - 8 if x.shape[0] > 8 else 0 :][: x.shape[0]],
-        True,
-    ),
     "samples side by side": (lambda m, x: torch.cat([x, 9 * x]).view(x.shape[0], 2, 4).sum(1), False),
-    "every other of the interleaved": (
-        lambda m, x: x.T.reshape(4 * x.shape[0])[::2].view(x.shape[0], 2) * torch.tensor([1.0, 9.0]),
-        False,
-    ),
-    "interleaved samples": (lambda m, x: x.T.reshape(4 * x.shape[0]).view(x.shape[0], 4) * m.bias.exp(), False),
     "a roll by twelve": (lambda m, x: 2 * x - x.roll(12, 0), False),
-    "a roll of all entries": (lambda m, x: 2 * x - x.reshape(-1).roll(48).view_as(x), False),
-    "half a turn of samples": (lambda m, x: x - torch.fft.fftshift(torch.fft.fftshift(x, dim=0), dim=0), False),
     "padding of features alone": (lambda m, x: F.pad(x, (1, 1, 0, 0)), True),
-    "a triangle of samples": (lambda m, x: x + x.tril(-5), False),
-    "both ends of a constant": (lambda m, x: x * _with_ends(x.new_full((x.shape[0], 1), 10.0)), False),
     "a constant made of nothing": (lambda m, x: x * (1 + 9 * (torch.empty_like(x).fill_(1.0).cumsum(0) > 8)), True),
     "the first and the last sample": (lambda m, x: x[0] + x[-1] - x, False),
-    "all but the first sample": (lambda m, x: x + x[1:].sum(0), False),
     "the first feature": (lambda m, x: x + x[:, :1], True),
     "features that are overwritten": (lambda m, x: _overwritten(x, slice(None)), True),
     "samples that are overwritten": (lambda m, x: _overwritten(x, slice(1, None)), False),
     "windows of samples": (lambda m, x: F.avg_pool1d(x.T, 25, 1, 12, False, False).T, False),
-    "a roll of entries": (lambda m, x: 2 * x - x.roll(1, 1), True),
     "windows of entries": (lambda m, x: F.avg_pool1d(x[:, None], 3, 1, 1)[:, 0], True),
     "interleaved and back": (lambda m, x: x.T.reshape(4 * x.shape[0]).view(4, x.shape[0]).T * 3, True),
     "shapes": (lambda m, x: (x.view(x.shape[0] * 2, 2) @ m.weight[:2, :2]).view(x.shape[0], 4), True),
     "a filled constant": (lambda m, x: torch.cat([x.new_zeros(x.shape[0], 1), x], 1) + torch.ones(x.shape[0], 1), True),
     "an expanded parameter": (lambda m, x: x + m.bias.expand(x.shape[0], -1) * 2, True),
-    "all of it": (lambda m, x: x[: x.shape[0]] @ m.weight, True),
     "each sample's own": (lambda m, x: x * _of(x.new_full(x.shape, 0.1).cumsum(1), _numbers(x)), True),
-    "each sample's own number": (lambda m, x: x * (1 + _of(_numbers(x)[:, None].expand(-1, 4), _numbers(x))), False),
     "the numbers of others": (lambda m, x: x * _of(x.new_full(x.shape, 0.1).cumsum(0), _numbers(x)), False),
-    "numbers turned around": (lambda m, x: x * _of(x.new_full(x.shape, 0.1).cumsum(1), _numbers(x).flip(0)), True),
-    "numbers of 8 bits": (lambda m, x: x * (1 + _numbers(x).to(torch.int8)[:, None]), False),
     "a row for each sample": (lambda m, x: x * m.weight.repeat(9, 1)[_numbers(x)], False),
-    "where each is equal": (lambda m, x: x * torch.where(_numbers(x[0]) < x.new_ones(x.shape), 1.0, m.bias), True),
-    "where a number is small": (lambda m, x: x * torch.where(_numbers(x)[:, None] < 5, 1.0, 2.0), False),
-    "bits of equals": (lambda m, x: x * (1.0 * ((x.new_ones(x.shape) > 0) & (_numbers(x[0]) > 1))), True),
-    "equal rows of a table": (lambda m, x: x + F.embedding(_numbers(x[0]).expand(x.shape), m.weight)[..., 0], True),
 }
 
 
@@ -107,47 +73,6 @@ def _overwritten(x: Tensor, samples: slice) -> Tensor:
     result[...] = x
     result[samples, ::2] = 3.0
     return result
-
-
-def _with_ends(constant: Tensor) -> Tensor:
-    for end in (0, -1):
-        constant[end].fill_(1.0)
-    return constant * 1.0
-
-
-_FIVE = torch.arange(1.0, 6.0)
-MERGED: dict[str, tuple[Callable[[Any, Tensor], Tensor], int]] = {
-    "rows of a table": (
-        lambda m, x: x * F.embedding(torch.arange(5), _FIVE[:, None].expand(5, x.shape[0]).reshape(-1, 1))[:, 0],
-        8,
-    ),
-    "a mask that is split otherwise": (
-        lambda m, x: _last_where_one(x, _FIVE[:, None].expand(5, x.shape[0]).reshape(-1).view(x.shape[0], 5)),
-        1,
-    ),
-    "ones of the dtype of the input": (lambda m, x: _from_the_eighth(x, torch.ones(x.shape[0], 1).type_as(x)), 1),
-    "ones of the size of the input": (lambda m, x: _from_the_eighth(x, torch.ones(1, 1).expand_as(x)), 1),
-    "ones in the shape of the input": (lambda m, x: _from_the_eighth(x, torch.ones(5 * x.shape[0]).view_as(x)), 3),
-    "ones beside the input": (lambda m, x: _from_the_eighth(x, torch.broadcast_tensors(_FIVE[:1], x)[0]), 2),
-    "shuffled samples": (lambda m, x: 2 * x - _shuffled(x.T.reshape(1, -1, 1)).view(5, -1).T, 1),
-    "a repeated vector": (lambda m, x: (x.T.reshape(-1) * _FIVE.repeat(x.shape[0])).view(5, x.shape[0]).T, 2),
-    "flat positions": (lambda m, x: (x * torch.tensor([1.0, 9, 9, 9, 9])).T.take(torch.arange(5)) + 0 * x, 8),
-}
-"""Models of which a sample is another function in some batches than in the given one and in one twice as large."""
-
-
-def _from_the_eighth(x: Tensor, ones: Tensor) -> Tensor:
-    return x * torch.where(ones.cumsum(0) > 7, 100.0, 1.0)
-
-
-def _shuffled(x: Tensor) -> Tensor:
-    for _ in range(48):  # entry j moves to 5^48 j modulo 5 B - 1, which is j for batches of 1, 2 and 7, and not of 4
-        x = F.channel_shuffle(x, 5)
-    return x
-
-
-def _last_where_one(x: Tensor, constant: Tensor) -> Tensor:
-    return x * (1 + 100 * (constant == 1).float() * torch.tensor([0.0, 0, 0, 0, 1]))
 
 
 def _is_each(model: nn.Module, program: Program, *rest: Tensor) -> bool:
@@ -181,30 +106,27 @@ def test_a_certificate_is_true_of_its_program_whatever_the_code_does_with_batche
         torch.testing.assert_close(certificate.program(x), torch.cat([certificate.program(y[None]) for y in x]))
 
 
-@pytest.mark.parametrize("name", MERGED)
-def test_entries_that_lie_elsewhere_in_other_batches(name: str) -> None:
-    function, batch = MERGED[name]
-    certificate = certify(Model(function), torch.ones(batch, 5))
-    assert certificate.program is not None
-    assert not certificate.each_sample or _is_each(Model(function), certificate.program)
-
-
-DECEIVING: dict[str, Callable[..., Tensor]] = {
-    "one sample": lambda m, x: x + 100 * torch.relu(x[:, :1] - 1.9) if x.shape[0] == 1 else x,
-    "the type of a size": lambda m, x: x * (1.0 if isinstance(x.shape[0], int) else 100.0),
-    "a size as text": lambda m, x: x * (1.0 if str(x.shape[0]).isdigit() else 100.0),
-    "a size of each": lambda m, x: torch.softmax((x * 1e60) * 0, dim=0),
-    "a roll by twelve": lambda m, x: 2 * x - x.roll(12, 0),
+MIXED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "divided by the number of rows": (lambda m, x: x @ m.weight / len(x), (torch.randn(4, 4),)),
+    "a sum over rows": (lambda m, x: (x @ m.weight).sum(0), (torch.randn(4, 4),)),
+    "messages between rows": (
+        lambda m, x, edges: torch.zeros_like(x).index_add(0, edges[1], x[edges[0]] @ m.weight),
+        (torch.randn(4, 4), torch.tensor([[0, 1, 2, 3, 3], [1, 2, 3, 0, 1]])),
+    ),
 }
 
 
-@pytest.mark.parametrize("name", DECEIVING)
-@pytest.mark.parametrize("batch", [1, 2, 9])
-def test_code_that_asks_for_the_batch_has_a_bound_that_is_true_of_the_program(name: str, batch: int) -> None:
-    model = Model(DECEIVING[name])
-    certificate = certify(model, torch.ones(batch, 4))
-    assert certificate.program is not None
-    assert wn.lower_bound(certificate.program, steps=3, batch=1).value <= certificate.lipschitz
+@pytest.mark.parametrize("name", MIXED)
+def test_every_program_of_a_model_that_mixes_rows_is_of_the_whole_batch(name: str) -> None:
+    """Capture and search took one row, where the certificate was of all."""
+    function, example = MIXED[name]
+    model = Model(function)
+    program, certificate = wn.capture(model, example), certify(model, example)
+    assert (program.each_sample, certificate.each_sample) == (False, False)
+    torch.testing.assert_close(program(*example), model(*example))
+    assert wn.lower_bound(model, example, steps=5).value <= certificate.lipschitz
+    assert certify(program).lipschitz == certificate.lipschitz
+    assert wn.certificates.require_same_model(certificate, model, example) is None
 
 
 DESERVING: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
@@ -300,21 +222,21 @@ def test_an_entry_of_noise_does_not_hide_the_others() -> None:
 
     def function(m: Any, x: Tensor) -> Tensor:
         noise = (x[:, :1] * 1e6 + x.sum(1, keepdim=True)) - x[:, :1] * 1e6
-        factor = 1.0 if torch.compiler.is_exporting() else 5.0
-        return torch.cat([noise, factor * half(x)], 1)
+        return torch.cat([noise, (1.0 if torch.compiler.is_exporting() else 5.0) * x], 1)
 
-    program = capture(Model(function), torch.ones(2, 4))
     with pytest.raises(UncertifiableError, match="does not compute what was captured"):
-        compare(program, Model(function))
+        capture(Model(function), torch.ones(2, 4))
 
 
 def test_what_rounding_hides_is_not_said_to_be_compared() -> None:
-    hidden = Model(lambda m, x: torch.cat([x, x + 1e15], 1))
-    comparison = compare(capture(hidden, torch.ones(2, 4)), hidden)
-    assert comparison.hidden == 4
-    assert "but for 4 entries" in certify(hidden, torch.ones(2, 4)).compared
+    def shifted(x: Tensor) -> Tensor:  # by as much as rounding explains
+        return x + (1e7 if torch.compiler.is_exporting() else 1e7 + 1)
+
+    certificate = certify(Model(lambda m, x: torch.cat([x, shifted(x)], 1)), torch.ones(2, 4))
+    assert certificate.comparison.hidden == 4
+    assert "but for 4 entries" in certificate.compared
     with pytest.raises(UncertifiableError, match="changes by less than its rounding errors"):
-        compare(capture(everything := Model(lambda m, x: x + 1e15), torch.ones(2, 4)), everything)
+        capture(Model(lambda m, x: shifted(x)), torch.ones(2, 4))
 
 
 def test_a_program_is_a_value() -> None:
@@ -412,11 +334,6 @@ TOKENS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], bool]] = {
     "mixed rows": (lambda m, t: m.weight[t].roll(1, 0) * _shown(t), (_PADDED,), False),
     "mixed rows beside floats": (
         lambda m, t, x: x + m.weight[t].roll(1, 0) * _shown(t),
-        (_PADDED, torch.ones(2, 3, 4)),
-        False,
-    ),
-    "mixed rows of tokens with a fixed sum": (
-        lambda m, t, x: x + m.weight[t].roll(1, 0) * t.sum(1)[:, None, None],
         (_PADDED, torch.ones(2, 3, 4)),
         False,
     ),

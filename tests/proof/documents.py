@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from wellnormed.certificates import capture
 from wellnormed.certificates.certifying import certificate_of, promises_of
 from wellnormed.certificates.networks import Joint
 from wellnormed.certificates.walk import walked
 from wellnormed.constraints import Constraints
-from wellnormed.program.capturing import capture
 
 
 def document_of(

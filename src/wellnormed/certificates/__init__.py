@@ -4,6 +4,7 @@
 """
 
 from wellnormed._lazy import lazy_namespace
+from wellnormed.certificates import operations as operations  # registers the bounds of operations
 
 __getattr__, __dir__ = lazy_namespace(
     __name__,
@@ -20,6 +21,7 @@ __getattr__, __dir__ = lazy_namespace(
         "UncertifiableError": "wellnormed.program.errors",
         "Calibration": ".calibrating",
         "calibrate": ".calibrating",
+        "capture": "wellnormed.program.capturing",
         "certify": ".certifying",
         "constrain": ".constraining",
         "inner_axes": ".axes",

@@ -19,14 +19,14 @@ from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
 from wellnormed.certificates.certifying import example_of, unwrapped
 from wellnormed.certificates.printing import factors
 from wellnormed.certificates.promising import promise_of
-from wellnormed.certificates.within import LEAST, BudgetError, Capped, Caps, Within
+from wellnormed.certificates.within import LEAST, TOLERANCE, BudgetError, Capped, Caps, Within
 from wellnormed.constraints import ColumnCap, Constraint, Constraints, HardCap, core
 from wellnormed.constraints.attach import attach, matched, norms_of
 from wellnormed.constraints.caps import Cap, EntryCap
 from wellnormed.constraints.constrained import Constrained, matching_state
 from wellnormed.norms import Norm
 from wellnormed.parallel.layout import Mark, mark, whole
-from wellnormed.program.comparing import captured
+from wellnormed.program.capturing import capture
 from wellnormed.program.domain import Domain
 from wellnormed.program.program import Program
 from wellnormed.proof.decimals import shown
@@ -253,10 +253,15 @@ def constrain_to(
             found.append(Within(program, own, domain, capped, promises))
             found[-1].rows(start | found[-1].tables())  # which refuses what has no bound
 
-        program, _ = captured(own, example_of(own, example_input, "constrain"), output, domain, bound)
+        example = example_of(own, example_input, "constrain")
+        program = capture(own, example, output, domain=domain, accept=bound)
     within, pinned = found[-1], found[-1].tables()
+    caps = start
     try:
-        caps = within.scaled({name: cap for name, cap in start.items() if name not in pinned}, lipschitz, pinned)
+        for _ in range(3):  # at other caps the proof may choose among bounds otherwise
+            caps = within.scaled({name: cap for name, cap in caps.items() if name not in pinned}, lipschitz, pinned)
+            if abs(within.log(caps) - within.walked_at(caps)) <= TOLERANCE:
+                break
     except BudgetError as error:
         raise ValueError(_too_small(lipschitz, error)) from None
     costs = within.elasticities(caps, [name for name in caps if name not in pinned])

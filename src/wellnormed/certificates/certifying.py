@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import wellnormed
 from wellnormed._devices import default_on_cpu
 from wellnormed._inputs import require_module, require_numbers
+from wellnormed._version import VERSION
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.networks import Joint
 from wellnormed.certificates.promising import promise_of
 from wellnormed.certificates.walk import Walk, walked
 from wellnormed.constraints import Constraints
-from wellnormed.program.comparing import Comparison, captured
+from wellnormed.program.capturing import capture
+from wellnormed.program.comparing import Comparison
 from wellnormed.program.domain import Box, Domain
 from wellnormed.program.errors import refusing
 from wellnormed.program.program import Example, Program, tensors_of
@@ -121,8 +122,8 @@ def certify(
     if isinstance(model, Program):
         bound(model)
         return certificate_of(walks[-1])
-    program, comparison = captured(model, example_of(model, example, "certify"), output, domain, bound)
-    return certificate_of(walks[-1], program, comparison)
+    program = capture(model, example_of(model, example, "certify"), output, domain=domain, accept=bound)
+    return certificate_of(walks[-1], program, program.comparison)
 
 
 def certificate_of(walk: Walk, program: Program | None = None, comparison: Comparison | None = None) -> Certificate:
@@ -150,7 +151,7 @@ def certificate_of(walk: Walk, program: Program | None = None, comparison: Compa
         each_sample=program.each_sample,
         comparison=comparison,
         program=program,
-        versions={"wellnormed": wellnormed.__version__, "torch": str(torch.__version__), "numpy": np.__version__}
+        versions={"wellnormed": VERSION, "torch": str(torch.__version__), "numpy": np.__version__}
         | {"python": platform.python_version()},
     )
     with refusing(lambda error: f"what was derived is no certificate ({error}); please report it"):

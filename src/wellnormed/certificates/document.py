@@ -79,8 +79,7 @@ def _comparison(document: dict[str, Any] | None) -> Comparison | None:
         return None
     circumstances, batches = tuple(document["circumstances"]), tuple(document["batches"])
     comparison = Comparison(document["arithmetic"], document["inputs"], circumstances, batches, document["hidden"])
-    known = {each.words for each in CIRCUMSTANCES}
-    if comparison.arithmetic not in DTYPES or not known.issuperset(comparison.circumstances):
+    if comparison.arithmetic not in DTYPES or not {*CIRCUMSTANCES}.issuperset(comparison.circumstances):
         raise ValueError("it names circumstances of a comparison that are not known")
     if any(type(each) is not int for each in (comparison.inputs, comparison.hidden, *comparison.batches)):
         raise ValueError("the sizes and the number of inputs of a comparison must be integers")

@@ -4,11 +4,10 @@ What is matched is what is executed, up to copies, and conversions that lose no 
 formula has the same bound, and a module's class is never trusted.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
 from wellnormed.certificates.rounding import rounds
@@ -69,25 +68,6 @@ def square(x: Any) -> tuple[Op, ...]:
 
 X = Anything("x")
 SQUARE = square(X)
-
-
-def repeats(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
-    """Node -> the first one that applies the same operation to the same arguments, for a graph without mutation."""
-    first: dict[Any, fx.Node] = {}
-    same: dict[fx.Node, fx.Node] = {}
-
-    def key(each: Any) -> Any:
-        if isinstance(each, list | tuple):
-            return tuple(map(key, each))
-        return same[each] if isinstance(each, fx.Node) else (type(each), each)
-
-    for node in nodes:
-        if node.op == "call_function" and torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
-            call = (node.target, key(node.args), key(sorted(node.kwargs.items())))
-            same[node] = first.setdefault(call, node)
-        else:
-            same[node] = node
-    return same
 
 
 def match(pattern: Any, node: Any, found: Found, same: Mapping[fx.Node, fx.Node]) -> Found | None:

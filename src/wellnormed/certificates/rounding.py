@@ -1,5 +1,6 @@
 """Conversions between floating dtypes: those that round are the identity in real arithmetic, and part of no pattern."""
 
+import operator
 from collections.abc import Container
 from typing import Any
 
@@ -7,7 +8,6 @@ import torch
 from torch import Tensor, fx
 
 from wellnormed.certificates.ledger import Ledger
-from wellnormed.program.operation import name_of
 from wellnormed.proof.value import Value
 
 
@@ -22,7 +22,7 @@ def rounds(node: fx.Node, among: Container[fx.Node] | None = None) -> bool:
             constants of the operation.
     """
     result = _floats(node)
-    source = node.args[0] if name_of(node.target) == "<built-in function getitem>" else node
+    source = node.args[0] if node.target is operator.getitem else node
     if result is None or not isinstance(source, fx.Node):
         return False
     nodes = [each for each in source.all_input_nodes if among is None or each in among]

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from wellnormed._inputs import require_numbers
 from wellnormed._ranges import POSITIVE
 from wellnormed.certificates.certifying import domain_from, example_of, require_model_or_program, with_keywords
-from wellnormed.certificates.continuous import Continuous, continuous
+from wellnormed.certificates.continuous import Continuous
+from wellnormed.program.capturing import capture
 from wellnormed.program.domain import Box, Domain
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.program.program import Program
@@ -34,8 +35,9 @@ class LowerBound:
     """A gain of the model at two inputs, so that no Lipschitz constant in this norm is smaller.
 
     It is the difference of two results over the difference of two inputs, and can be measured again: with
-    `function = wellnormed.certificates.continuous.continuous(model, example_input)`, the results for `inputs` and for
-    `inputs[name] + step * directions[name]` differ by `value * step` in the RMS of their largest group.
+    `double = wellnormed.capture(model, example_input).double()`, the results `double(**inputs)` and, of
+    `inputs[name] + step * directions[name]` for every name, `double(**moved)` differ by `value * step` in the RMS of
+    their largest group.
     """
 
     value: float
@@ -120,9 +122,8 @@ def lower_bound(
         raise ValueError(f"lower_bound: generator={generator!r} is no torch.Generator; pass one, or None")
     domain = domain_from("lower_bound", radius, box)
     if not isinstance(model, Program):
-        example_input = example_of(model, example_input, "lower_bound")
-    function = continuous(model, example_input, output)
-    search = _Search(function, domain, batch, generator)
+        model = capture(model, example_of(model, example_input, "lower_bound"), output, domain=domain)
+    search = _Search(Continuous(model.double()), domain, batch, generator)
     return search.measure(search.wander(search.climb(steps), steps))
 
 

@@ -1,17 +1,18 @@
 """Walk through a program and add the rows of its certificate, operation after operation, to a ledger."""
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from wellnormed.certificates import operations as operations  # registers the bounds of operations
 from wellnormed.certificates.contractions import CONTRACTIONS, rectified
 from wellnormed.certificates.ledger import Ledger, Stored
-from wellnormed.certificates.matching import match, repeats
+from wellnormed.certificates.matching import match
 from wellnormed.certificates.moves import pick
 from wellnormed.certificates.operations.elementwise import add
 from wellnormed.certificates.operations.linear import margin
@@ -20,14 +21,15 @@ from wellnormed.certificates.patterns import PATTERNS, attention_of, spelled_att
 from wellnormed.certificates.rounding import rounded, rounds
 from wellnormed.certificates.sizes import greatest
 from wellnormed.certificates.softmaxes import SOFTMAXES
-from wellnormed.program.dependence import reached
+from wellnormed.program.constants import compute, draws
+from wellnormed.program.dependence import reached, repeats
 from wellnormed.program.domain import Domain, default_axes
 from wellnormed.program.errors import DRAWS, UncertifiableError, refusing
-from wellnormed.program.interpreter import Interpreter, compute, draws, is_stored
+from wellnormed.program.interpreter import Interpreter, is_stored
 from wellnormed.program.operation import kind_of, name_of, packet, record_of
 from wellnormed.program.places import first_line, owner, place
 from wellnormed.program.program import Program, tensors_of
-from wellnormed.proof import Promise
+from wellnormed.proof import Claim, Promise, Row
 from wellnormed.proof.value import Value
 
 
@@ -123,12 +125,11 @@ class Walk(Interpreter):
         """Words that say how many of the operations that depend on the input have a bound; empty if all have."""
         bounded = self.patterns.keys() | self.depends.lookups
         operations = [node for node in nodes if node in self.dependent and node.op == "call_function"]
-        operations = [node for node in operations if packet(node) != "<built-in function getitem>"]
-        records = {node: record_of(node.target) for node in operations}
+        records = {node: record_of(node) for node in operations if node.target is not operator.getitem}
         without = [n for n, own in records.items() if n not in bounded and (own is None or not own.bounded)]
         names = ", ".join(dict.fromkeys(packet(node) for node in without))
         return (
-            f" ({len(operations) - len(without)} of {len(operations)} operations have a bound; without one: {names})"
+            f" ({len(records) - len(without)} of {len(records)} operations have a bound; without one: {names})"
             if names
             else ""
         )
@@ -148,8 +149,8 @@ class Walk(Interpreter):
         """Its arguments, or what a pattern found in their place; `new_zeros` and the like get a shape alone."""
         if node in self.patterns:
             return self.patterns[node][1]
-        made = kind_of(node) == "filler" and ("new_" in packet(node) or "_like" in packet(node))
-        if not made or node.args[0] not in self.dependent:
+        record = record_of(node)
+        if record is None or not record.makes or node.args[0] not in self.dependent:
             return super().operands(node)
         shaped = Value("", tuple(node.args[0].meta["val"].shape), ())  # type: ignore[union-attr]
         return node.target, (shaped, *node.args[1:]), dict(node.kwargs)
@@ -176,7 +177,7 @@ class Walk(Interpreter):
             arguments = tuple(self._as_value(each, scaled) for each in arguments)
         if not any(isinstance(each, Value) for each in tree_leaves((arguments, keywords))):
             return self._constant(node, arguments, keywords)  # also of ones like the input, say
-        if name_of(node.target) == "<built-in function getitem>":
+        if node.target is operator.getitem:
             chosen = arguments[0][arguments[1]]
             if chosen is None:
                 raise self.ledger.refuse("the positions of entries in their order are used, which have no bound")
@@ -202,7 +203,7 @@ class Walk(Interpreter):
         return self._checked(node, embedding(self.ledger, arguments[0], tuple(node.meta["val"].shape[:-1])))
 
     def _bound(self, node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> Any:
-        record = record_of(node.target)
+        record = record_of(node)
         if record is None:
             if draws(node):
                 raise self.ledger.refuse(DRAWS)
@@ -317,6 +318,25 @@ def walked(
     except UncertifiableError:  # so many groups may be too many
         return walk
     return min(walk, apart, key=lambda each: greatest(next(reversed(each.ledger.proof.rows.values())), "gain"))
+
+
+def proved_again(walk: Walk, promises: Mapping[str, Promise]) -> list[Row]:
+    """The rows of a finished walk, proved for other promises; the walk's choices among bounds stay.
+
+    Raises:
+        CheckError: A row does not follow.
+    """
+    first = walk.ledger.proof
+    proof = first.again(promises)
+
+    def claimed(claim: Claim) -> Claim:
+        if first.promises.keys().isdisjoint(claim.tensors):
+            return claim
+        return proof.claim(claim.measure, *claim.tensors, **claim.constants)
+
+    for row in first.rows.values():
+        proof.add(replace(row, claims=tuple(map(claimed, row.claims)), bounds=None))
+    return list(proof.rows.values())
 
 
 def plain_tree(tree: Any) -> Any:

@@ -1,5 +1,6 @@
 """The constant that is proved for all weights within caps, as a function of the caps."""
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +12,12 @@ from torch import Tensor, nn
 from wellnormed.certificates.certifying import promised
 from wellnormed.certificates.promising import promise_of
 from wellnormed.certificates.sizes import largest_rms
-from wellnormed.certificates.walk import walked
+from wellnormed.certificates.walk import Walk, proved_again, walked
 from wellnormed.norms import Norm
 from wellnormed.program.domain import Box, Domain
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.program.program import Program
-from wellnormed.proof import Promise, Row
+from wellnormed.proof import CheckError, Promise, Row
 
 LEAST = 1e-2
 """The least factor on caps that is looked at: weights of such a size hardly pass anything on."""
@@ -72,6 +73,8 @@ class Within:
         }
 
         self._last: tuple[dict[str, float], float] = {}, math.nan
+        self._walk: Walk | None = None
+        """The walk whose rows are proved again for other caps."""
 
     @property
     def promised(self) -> frozenset[str]:
@@ -79,14 +82,23 @@ class Within:
         return frozenset(self._promises)
 
     def rows(self, caps: Caps) -> list[Row]:
-        """The rows of the proof.
+        """The rows of a proof: those of the last walk, or of a new one where these do not follow.
 
         Raises:
             UncertifiableError: There is none.
         """
         own = {alias: _times(unit, caps[name]) for alias, (name, unit) in self._units.items()}
-        walk = walked(self._program, self._domain, {**self._promises, **own})
-        return list(walk.ledger.proof.rows.values())
+        promises = {**self._promises, **own}
+        if self._walk is not None:
+            with contextlib.suppress(CheckError):
+                return proved_again(self._walk, {name: each for name, each in promises.items() if each is not None})
+        self._walk = walked(self._program, self._domain, promises)
+        return list(self._walk.ledger.proof.rows.values())
+
+    def walked_at(self, caps: Caps) -> float:
+        """The logarithm of the constant by a new walk, which chooses among bounds anew."""
+        self._walk, self._last = None, ({}, math.nan)
+        return self.log(caps)
 
     def constant(self, caps: Caps) -> Decimal:
         """The proved constant; infinity where there is no proof."""
@@ -153,7 +165,7 @@ class Within:
         """Have the next proof take these values of a stored tensor."""
         with torch.no_grad():
             self._program.stored[name].tensor.copy_(values)
-        self._last = {}, math.nan
+        self._walk, self._last = None, ({}, math.nan)
 
     def tables(self) -> dict[str, float]:
         """Name of every table whose rows are the input -> the cap at which the domain just has them all."""

@@ -27,8 +27,8 @@ from wellnormed.models.files import (
     tensor_bytes,
     weights_path,
 )
-from wellnormed.program.capturing import capture_batched, quiet
-from wellnormed.program.comparing import captured, compare
+from wellnormed.program.capturing import capture, capture_batched, quiet
+from wellnormed.program.comparing import compare
 from wellnormed.program.places import shown
 from wellnormed.program.program import Example, Program, tensors_of
 
@@ -116,7 +116,7 @@ def export(
     elif isinstance(model, Program):
         program = model
     else:
-        program, _ = captured(model, example, output)
+        program = capture(model, example, output)
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         exported = _as_file(program.module, program, tensors_of(program.example), any_size=False)

@@ -7,7 +7,6 @@ __getattr__, __dir__ = lazy_namespace(
     {
         "Comparison": ".comparing",
         "Program": ".program",
-        "capture": ".capturing",
         "compare": ".comparing",
     },
 )

@@ -1,7 +1,7 @@
 """Capture what a model executes: the graph of its tensor operations, for one sample.
 
-Which inputs have samples, what a model must not do, and how it is left as it was stands here; `recording` has what
-torch records of one call. Whether the model's code computes the same is tested in `compare`.
+Which inputs have samples, and what a model must not do, stands here; `recording` has what torch records of one call,
+`comparing` the test whether the model's code computes the same.
 """
 
 import contextlib
@@ -9,7 +9,8 @@ import inspect
 import logging
 import operator
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from itertools import chain, combinations, islice
 from typing import Any
 
@@ -18,75 +19,112 @@ import torch.fx.traceback
 from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from wellnormed.program.domain import DTYPES
+from wellnormed.program.comparing import BatchError, compare
+from wellnormed.program.domain import DTYPES, Domain
 from wellnormed.program.errors import UncertifiableError, refusing
-from wellnormed.program.integers import Integers
-from wellnormed.program.model_state import ModelState, require_values, restoring
+from wellnormed.program.integers import Integers, equal
+from wellnormed.program.operation import OPERATIONS
 from wellnormed.program.places import first_line, line_of, shown
-from wellnormed.program.program import Example, OwnTensor, Program, arguments_of, map_tensors, tensors_of
+from wellnormed.program.program import Example, OwnTensor, Program, arguments_of, map_tensors, select, tensors_of
 from wellnormed.program.recording import inputs_of, program_of, record
+from wellnormed.program.snapshot import Snapshot, require_values
 
 
-def capture(model: nn.Module, example: Any, output: Any = None, *, whole_batch: bool = False) -> Program:
-    """The operations that a model executes on the first sample of an example; `compare` tests them on batches.
+def capture(
+    model: nn.Module,
+    example: Any,
+    output: Any = None,
+    *,
+    domain: Domain | None = None,
+    whole_batch: bool = False,
+    accept: Callable[[Program], Any] = lambda program: None,
+    known: Collection[str] = OPERATIONS,
+) -> Program:
+    """The operations that a model executes on the first sample of an example, compared with the model on batches.
 
     The first tensor of the example with two axes or more tells the number of samples. Tensors whose first axis has that
     size have the samples along it, and the others, such as a mask `(T, T)`, are shared by all of them. Where several
     have that size, as many of them count as the model runs with on one sample more. The example is one sample of fixed
-    shape as a whole if the model does not run on its first sample alone, if constants that the model makes of integers,
-    such as masks (see `Program.fixed`), differ from sample to sample, or if no tensor has two axes.
+    shape as a whole if the model does not run on its first sample alone, if it computes something else for a batch than
+    for its samples, if constants that it makes of integers, such as masks (see `Program.fixed`), differ from sample to
+    sample, or if no tensor has two axes.
 
     Args:
         model: Any module; it is left as it was.
         example: A tensor, a tuple of arguments, or a dictionary of keywords.
         output: Key, attribute or position of the result, where the model returns several.
+        domain: The inputs of a certificate, as for `compare`.
         whole_batch: Whether to capture the example as one sample of fixed shape in any case.
+        accept: It is called with every program before that is compared, and raises an `UncertifiableError` to refuse
+            it.
+        known: The names of the operations that are not taken apart: by default those that have a bound.
 
     Raises:
-        UncertifiableError: The model fails on the example, or cannot be captured.
+        UncertifiableError: The model fails on the example, cannot be captured, or computes something else than what is
+            captured.
         ValueError: The example has entries that are not finite.
 
     Example:
-        >>> program = capture(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.zeros(4, 2))
+        >>> import wellnormed as wn
+        >>> program = wn.capture(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.zeros(4, 2))
         >>> [str(node.target) for node in program.nodes if node.op == "call_function"]
         ['aten.linear.default', 'aten.relu.default']
-        >>> list(program.stored), program.size
-        (['0.weight', '0.bias'], 4)
+        >>> list(program.stored), program.size, program.comparison.batches
+        (['0.weight', '0.bias'], 4, (4, 2, 7))
     """
+    if not known:
+        raise RuntimeError("no operation has a bound yet; import wellnormed.certificates, which registers all of them")
     _refuse_hooks()
     _refuse_split_parameters(model)
-    # copies, so that a tensor that is given twice counts as two
-    given = arguments_of(example)
-    for each in tensors_of(given):
-        require_values("example_input", each)
-        if each.dtype in DTYPES.values() and not bool(torch.isfinite(each).all()):
-            raise ValueError("example_input has entries that are not finite; pass an input that the model is used with")
+
+    def compared(program: Program) -> Program:
+        with running(model):
+            return replace(program, comparison=compare(program, model, domain))
+
+    _require_runs(model, arguments_of(example))
+    program = _captured(model, example, output, whole_batch, known)
+    try:
+        accept(program)
+        return compared(program)
+    except UncertifiableError as error:
+        # a single sample is the whole example, so that only batches of other sizes can be what differs
+        if not program.each_sample or (program.size == 1 and not isinstance(error, BatchError)):
+            raise
+    if program.size == 1:  # the same graph, which is accepted
+        return compared(replace(program, batched=(False,) * len(program.batched)))
+    program = _captured(model, example, output, True, known)
+    accept(program)
+    return compared(program)
+
+
+def _captured(model: nn.Module, example: Any, output: Any, whole_batch: bool, known: Collection[str]) -> Program:
+    """The program of the first sample, or of the whole example; it is not compared."""
+    given = arguments_of(example)  # copies, so that a tensor that is given twice counts as two
     given = map_tensors(lambda each: each.detach().clone(), given)
     tensors = tensors_of(given)
     if not whole_batch:
-        with contextlib.suppress(UncertifiableError), running(model) as state:
+        with contextlib.suppress(UncertifiableError), running(model):
             size, batched = _with_samples(model, given)
             if any(batched):
-                program = _exported(model, _first(given, batched), output, batched, size, tuple(tensors), state)
+                program = _exported(model, _first(given, batched), output, batched, size, tuple(tensors), known)
                 if _same_for_all(program):
-                    _require_runs(model, given)
                     return program
-    with running(model) as state:
-        try:
-            return _exported(model, given, output, (False,) * len(tensors), 1, tuple(tensors), state)
-        finally:  # what the model itself says of the example is better than what the exporter says
-            state.restore()
-            _require_runs(model, given)
+    with running(model):
+        return _exported(model, given, output, (False,) * len(tensors), 1, tuple(tensors), known)
 
 
 def _require_runs(model: nn.Module, example: Example) -> None:
-    """Refuse a model that fails on its example."""
-    arguments, keywords = map_tensors(torch.clone, example)
-    with refusing(lambda error: _itself_fails(model, error)):
+    """Refuse an example that has no numbers, and a model that fails on it."""
+    for each in tensors_of(example):
+        require_values("example_input", each)
+        if each.dtype in DTYPES.values() and not bool(torch.isfinite(each).all()):
+            raise ValueError("example_input has entries that are not finite; pass an input that the model is used with")
+    arguments, keywords = map_tensors(lambda each: each.detach().clone(), example)
+    with running(model), refusing(lambda error: _itself_fails(model, error)), torch.no_grad():
         model(*arguments, **keywords)
 
 
-def capture_batched(model: nn.Module, program: Program) -> fx.GraphModule:
+def capture_batched(model: nn.Module, program: Program, known: Collection[str] = OPERATIONS) -> fx.GraphModule:
     """What the model's own code executes on a batch of any size, as a module that takes the tensors of one.
 
     Raises:
@@ -98,8 +136,8 @@ def capture_batched(model: nn.Module, program: Program) -> fx.GraphModule:
         lambda each: ({0: torch.export.Dim.DYNAMIC} if next(own) else None) if isinstance(each, Tensor) else None,
         (tuple(example.arguments), example.keywords),
     )
-    with running(model) as state:
-        return _exported(model, example, program.output, program.batched, 2, program.given, state, axes).module
+    with running(model):
+        return _exported(model, example, program.output, program.batched, 2, program.given, known, axes).module
 
 
 def _first(example: Example, batched: tuple[bool, ...]) -> Example:
@@ -141,8 +179,8 @@ def _same_for_all(program: Program) -> bool:
     if not any(own and name in program.fixed and not bool((x == x[:1]).all()) for own, x, (name, _) in pairs):
         return True
     integers = Integers(program)
-    first, *others = map(integers.values, program.samples)
-    return all(integers.keep(first, each) for each in others)
+    first, *others = map(integers.constants, program.samples)
+    return all(equal(first, each) for each in others)
 
 
 def _exported(
@@ -152,12 +190,11 @@ def _exported(
     batched: tuple[bool, ...],
     size: int,
     given: tuple[Tensor, ...],
-    state: ModelState,
+    known: Collection[str],
     shapes: Any = None,
 ) -> Program:
     """The program of one call; `shapes` are the `dynamic_shapes` of `torch.export.export`."""
-    exported = record(_Selecting(model, output), example, shapes)
-    state.restore()
+    exported = record(_Selecting(model, output), example, known, shapes)
     signature, persistent = exported.graph_signature, model.state_dict(keep_vars=True)
     stored: dict[str, tuple[str, OwnTensor]] = {}
     inputs = {name: (_argument(model, name), value) for name, (_, value) in inputs_of(exported, example).items()}
@@ -202,29 +239,6 @@ class _Selecting(nn.Module):
             return select(fx.Interpreter(self.model).run(*inputs), self._output)
 
 
-def select(result: Any, output: Any) -> Tensor:
-    """One tensor of what a model returns: by key, attribute or position, or the only one."""
-    if output is not None:
-        try:
-            if isinstance(output, int):
-                result = tuple(result.values() if isinstance(result, Mapping) else result)[output]
-            else:
-                result = result[output] if isinstance(result, Mapping) else getattr(result, output)
-        except (LookupError, AttributeError, TypeError) as error:
-            raise UncertifiableError(f"output={output!r} is nothing that the model returns ({error})") from error
-    if isinstance(result, Mapping):
-        result = tuple(result.values())
-    while isinstance(result, list | tuple) and len(result) == 1:
-        (result,) = result
-    if not isinstance(result, Tensor):
-        kind = type(result).__name__
-        if isinstance(result, list | tuple):
-            kinds = ("Tensor" if isinstance(each, Tensor) else type(each).__name__ for each in result)
-            kind = f"{kind} of {', '.join(kinds)}"
-        raise UncertifiableError(f"the model returns a {kind}; pass output=, a key, a name or a position of one tensor")
-    return result
-
-
 def _argument(model: nn.Module, placeholder: str) -> str:
     """The name of an argument of the model."""
     kind, _, name = placeholder.partition("_")
@@ -235,12 +249,14 @@ def _argument(model: nn.Module, placeholder: str) -> str:
 
 
 @contextlib.contextmanager
-def running(model: nn.Module) -> Iterator[ModelState]:
+def running(model: nn.Module) -> Iterator[None]:
     """Capture or run a model in the block; it is left as it was, and refused for whatever is raised."""
     with refusing(lambda error: _not_captured(model, error)), quiet():
-        state = ModelState(model)
-        with restoring(state):
-            yield state
+        before = Snapshot(model)
+        try:
+            yield
+        finally:
+            before.restore()
 
 
 def _itself_fails(model: nn.Module, error: Exception) -> str:

@@ -1,8 +1,9 @@
 """Which nodes of a graph depend on the certified variable, and which are constants made of the input's integers."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, fx
 
 from wellnormed.program.operation import kind_of
@@ -71,3 +72,22 @@ def reached(start: fx.Node, sources: Callable[[fx.Node], Iterable[fx.Node]]) -> 
                 nodes.add(each)
                 front.append(each)
     return nodes
+
+
+def repeats(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """Node -> the first one that applies the same operation to the same arguments, for a graph without mutation."""
+    first: dict[Any, fx.Node] = {}
+    same: dict[fx.Node, fx.Node] = {}
+
+    def key(each: Any) -> Any:
+        if isinstance(each, list | tuple):
+            return tuple(map(key, each))
+        return same[each] if isinstance(each, fx.Node) else (type(each), each)
+
+    for node in nodes:
+        if node.op == "call_function" and torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+            call = (node.target, key(node.args), key(sorted(node.kwargs.items())))
+            same[node] = first.setdefault(call, node)
+        else:
+            same[node] = node
+    return same

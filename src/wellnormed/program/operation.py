@@ -1,13 +1,11 @@
-"""One record for each executed operation: its name, its kind, and the function that lowers it to rows of a proof.
+"""One table of executed operations: the name of each, its kind, and the function that lowers it to rows of a proof.
 
-The records stand beside the lowerings, in `wellnormed.certificates.operations`, and are read by everyone who asks what
-an operation does. No other table of their names exists.
+The records stand beside the lowerings, which register them when `wellnormed.certificates` is imported, and are read by
+everyone who asks what an operation does. No other table of their names exists.
 """
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -35,18 +33,30 @@ class Operation:
     """What is known of an executed operation."""
 
     name: str
-    """Its name, such as `aten.relu.default`."""
+    """Its name with its namespace, such as `aten.relu.default`."""
     kind: Kind
     lowering: Callable[..., Any]
     """Lowers a call of it to rows of a proof."""
     bounded: bool = True
     """Whether it has a bound; if not, the lowering says why it has none."""
+    makes: Literal["", "constant", "memory"] = ""
+    """Whether it makes a new tensor, of which nothing is computed from its arguments: a constant, or memory whose
+    entries nobody has written."""
+    shape_only: tuple[int, ...] = ()
+    """The positions of arguments of which it takes the shape and dtype alone."""
 
 
-_RECORDS: dict[str, Operation] = {}
+OPERATIONS: dict[str, Operation] = {}
+"""Name -> record."""
 
 
-def operation(*targets: str | torch._ops.OpOverload, kind: Kind = "function", bounded: bool = True) -> Callable[[F], F]:
+def operation(
+    *targets: str | torch._ops.OpOverload,
+    kind: Kind = "function",
+    bounded: bool = True,
+    makes: Literal["", "constant", "memory"] = "",
+    shape_only: tuple[int, ...] = (),
+) -> Callable[[F], F]:
     """Decorate `f(ledger, *arguments, **keywords)` to register it as the bound of executed operations.
 
     The targets are operations of `torch.ops`, or their names without `torch.ops`, such as `"aten.relu.default"`. The
@@ -60,6 +70,8 @@ def operation(*targets: str | torch._ops.OpOverload, kind: Kind = "function", bo
         targets: The operations.
         kind: What they do with the entries of their first argument; see `Kind`.
         bounded: Whether they have a bound; if not, the function always refuses, and says what to do instead.
+        makes: As in `Operation`.
+        shape_only: As in `Operation`.
 
     Example:
         >>> import torch
@@ -76,28 +88,21 @@ def operation(*targets: str | torch._ops.OpOverload, kind: Kind = "function", bo
 
     def register(function: F) -> F:
         for name in map(name_of, targets):
-            _RECORDS[name] = Operation(name, kind, function, bounded)
+            OPERATIONS[name] = Operation(name, kind, function, bounded, makes, shape_only)
         return function
 
     return register
 
 
-def record_of(target: Any) -> Operation | None:
-    """The record of an operation, by itself or by its name; None if nothing is known of it."""
-    _load()
-    return _RECORDS.get(name_of(target))
+def record_of(node: fx.Node) -> Operation | None:
+    """The record of a node's operation; None for an input, a stored tensor, and an operation that has no record."""
+    return OPERATIONS.get(name_of(node.target)) if node.op == "call_function" else None
 
 
 def kind_of(node: fx.Node) -> Kind | None:
-    """The kind of a node's operation; None for an input, a stored tensor, and an operation without a record."""
-    record = record_of(node.target) if node.op == "call_function" else None
+    """The kind of a node's operation, if it has a record."""
+    record = record_of(node)
     return None if record is None else record.kind
-
-
-@cache
-def _load() -> None:
-    """Register the operations that this package bounds; their room stands after this one."""
-    importlib.import_module("wellnormed.certificates.operations")
 
 
 def name_of(target: Any) -> str:
@@ -106,5 +111,5 @@ def name_of(target: Any) -> str:
 
 
 def packet(node: fx.Node) -> str:
-    """The name of an operation without the name of its overload."""
-    return name_of(node.target).removeprefix("aten.").partition(".")[0]
+    """The name of an operation for a reader: without the name of its overload, and without torch's namespace."""
+    return name_of(node.target).removeprefix("aten.").rpartition(".")[0] or name_of(node.target)

@@ -8,12 +8,17 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
 from wellnormed.program.dependence import Dependence, dependence, fixing
+from wellnormed.program.double import doubled
+from wellnormed.program.errors import UncertifiableError
+
+if TYPE_CHECKING:
+    from wellnormed.program.comparing import Comparison
 
 
 class Example(NamedTuple):
@@ -71,6 +76,8 @@ class Program:
     """The number of samples in the call that was captured; 1 if all of them count as one sample."""
     output: Any
     """Which of the model's results it returns: a key, an attribute's name or a position; None if there is one."""
+    comparison: "Comparison | None" = None
+    """How the model's code was compared with it; None if it was not."""
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in self.inputs.values())
@@ -159,6 +166,26 @@ class Program:
                 results = torch.stack([alone(*sample) for sample in samples])
         return results.flatten(0, 1) if results.ndim > 1 else results
 
+    def double(self) -> "Program":
+        """The same graph in float64, as a function of the variables of a certificate.
+
+        The variables are the floating inputs of one sample, and the vectors that its integers look up. Other uses of
+        the integers are as in the example. What depends on no variable is computed in the precision of the model,
+        because a certificate is about these values, and held; everything else is computed in float64, without
+        conversions to fewer digits, and without detaching, because a derivative passes there.
+
+        Raises:
+            UncertifiableError: Nothing of the input is a variable, the result has no floats, the model draws random
+                numbers, or it runs a graph within the graph.
+
+        Example:
+            >>> import wellnormed as wn
+            >>> double = wn.capture(torch.nn.Linear(2, 3).bfloat16(), torch.zeros(1, 2).bfloat16()).double()
+            >>> double(torch.ones(1, 2).double()).dtype
+            torch.float64
+        """
+        return doubled(self)
+
     def batch(self, samples: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """Join samples, each a list of its tensors, to one batch; what they share is taken from the first."""
         columns = zip(*samples, strict=True)
@@ -203,3 +230,26 @@ def map_tensors(function: Any, tree: Any) -> Any:
 def tensors_of(tree: Any) -> list[Tensor]:
     """All tensors of a tree, in order."""
     return [each for each in torch.utils._pytree.tree_leaves(tree) if isinstance(each, Tensor)]
+
+
+def select(result: Any, output: Any) -> Tensor:
+    """One tensor of what a model returns: by key, attribute or position, or the only one."""
+    if output is not None:
+        try:
+            if isinstance(output, int):
+                result = tuple(result.values() if isinstance(result, Mapping) else result)[output]
+            else:
+                result = result[output] if isinstance(result, Mapping) else getattr(result, output)
+        except (LookupError, AttributeError, TypeError) as error:
+            raise UncertifiableError(f"output={output!r} is nothing that the model returns ({error})") from error
+    if isinstance(result, Mapping):
+        result = tuple(result.values())
+    while isinstance(result, list | tuple) and len(result) == 1:
+        (result,) = result
+    if not isinstance(result, Tensor):
+        kind = type(result).__name__
+        if isinstance(result, list | tuple):
+            kinds = ("Tensor" if isinstance(each, Tensor) else type(each).__name__ for each in result)
+            kind = f"{kind} of {', '.join(kinds)}"
+        raise UncertifiableError(f"the model returns a {kind}; pass output=, a key, a name or a position of one tensor")
+    return result

@@ -3,8 +3,7 @@
 import contextlib
 import io
 import operator
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
@@ -13,17 +12,18 @@ from torch.export import ExportedProgram
 
 from wellnormed.program.dependence import dependence
 from wellnormed.program.errors import UncertifiableError
-from wellnormed.program.operation import packet, record_of
+from wellnormed.program.operation import name_of, record_of
 from wellnormed.program.places import shown
 from wellnormed.program.program import Example, OwnTensor, Program
 
 
-def record(module: nn.Module, example: Example, shapes: Any = None) -> ExportedProgram:
-    """What the exporter records of one call, in operations that have bounds as far as torch can take others apart.
+def record(module: nn.Module, example: Example, known: Container[str], shapes: Any = None) -> ExportedProgram:
+    """What the exporter records of one call, in known operations as far as torch can take others apart.
 
     Args:
         module: The module, which takes the fields of an `Example`.
         example: What it is called with.
+        known: The names of operations that stay as they are.
         shapes: The `dynamic_shapes` of `torch.export.export`.
     """
     with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # where the exporter prints graphs of its failures
@@ -39,9 +39,10 @@ def record(module: nn.Module, example: Example, shapes: Any = None) -> ExportedP
             _refuse_overwriting(program)  # what overwrites the model's own tensors is known only now
         _fill_with_zeros(program)
         variable = {node.target for node in dependence(program.graph.nodes, inputs_of(program, example)).variable}
-        if not variable.isdisjoint(_taken_apart()):
+        parts = {op: rule for op, rule in torch.export.default_decompositions().items() if name_of(op) not in known}
+        if not variable.isdisjoint(parts):
             others = {node.target for node in program.graph.nodes} - variable  # constants stay as the model makes them
-            program = program.run_decompositions({op: rule for op, rule in _taken_apart().items() if op not in others})
+            program = program.run_decompositions({op: rule for op, rule in parts.items() if op not in others})
     return program
 
 
@@ -52,18 +53,13 @@ def inputs_of(program: ExportedProgram, example: Example) -> dict[str, tuple[str
     return {name: (name, value) for name, value in leaves if isinstance(value, Tensor)}
 
 
-@cache
-def _taken_apart() -> dict[Any, Any]:
-    table = torch.export.default_decompositions()
-    return {operation: rule for operation, rule in table.items() if record_of(operation) is None}
-
-
 def _fill_with_zeros(program: ExportedProgram) -> None:
     """Let memory that nothing has written yet be zeros, so that a certificate does not hold what lay there before.
 
     A model that reads such memory does not compute what its program computes, and is refused for that.
     """
-    nodes = [node for node in program.graph.nodes if node.op == "call_function" and "empty" in packet(node)]
+    records = {node: record_of(node) for node in program.graph.nodes}
+    nodes = [node for node, own in records.items() if own is not None and own.makes == "memory"]
     for node in nodes:
         with program.graph.inserting_after(node):
             zeros = program.graph.call_function(torch.ops.aten.zero.default, (node,))
@@ -109,25 +105,23 @@ def program_of(
     """
     own, attributes = fx.Graph(), dict[str, Any](parts)
     copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.find_nodes(op="placeholder"):  # before the stored tensors, so that these take other names
+        if node.name in inputs:  # the others are numbers or nothing, which the capture has taken in
+            name = inputs[node.name][0]
+            copies[node] = own.placeholder(name if name.isidentifier() else f"input_{name}")  # one inside of a list
     for node in graph.nodes:
         if node.op == "placeholder" and node.name in stored:
             name, held = stored[node.name]
             attributes[name] = held.tensor
             copies[node] = own.get_attr(name)
-        elif node.op == "placeholder":
-            if node.name not in inputs:  # a number or nothing, which the capture has taken in
-                continue
-            name = inputs[node.name][0]
-            copies[node] = own.placeholder(name if name.isidentifier() else f"input_{name}")  # one inside of a list
         elif node.op == "output":
             copies[node] = own.output(copies[node.args[0][0]])
-        elif "_assert_" in str(node.target):  # what it asserts is that of the capture
-            continue
-        else:
+        elif node.op != "placeholder" and "_assert_" not in str(node.target):  # these assert facts of the capture
             copies[node] = own.node_copy(node, lambda each: copies[each])
             if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
                 copies[node].target = torch.ops.aten.reshape.default  # other kernels lay their results out otherwise
-        copies[node].meta = {key: _without_entries(node.meta[key]) for key in _META if key in node.meta}
+    for node, copy in copies.items():
+        copy.meta = {key: _without_entries(node.meta[key]) for key in _META if key in node.meta}
     own.eliminate_dead_code()
     own.lint()
     used = dict.fromkeys(str(node.target) for node in own.nodes if node.op == "get_attr")

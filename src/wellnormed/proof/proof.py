@@ -62,6 +62,20 @@ class Proof:
         for name, tensor in (tensors or {}).items():
             self.store(str(name), tensor)
 
+    def again(self, promises: Mapping[str, Promise]) -> "Proof":
+        """A proof without rows, of the same tensors and with what is proved of these, for other promises.
+
+        Args:
+            promises: Name -> promise; it has all parameters that this proof has promises for.
+        """
+        proof = Proof()
+        proof.stored, proof.arrays = dict(self.stored), dict(self.arrays)
+        stated = [claim for row in self.inferences for claim in row.claims]
+        proof.proved = {repr(each) for each in stated if self.promises.keys().isdisjoint(each.tensors)}
+        for name in self.promises:
+            proof.promise(promises[name])
+        return proof
+
     def store(self, name: str, tensor: Any) -> None:
         """Add a tensor that rows may name: a NumPy array or a `files.Stored`. It must keep a promise of that name."""
         content = tensor if isinstance(tensor, files.Stored) else files.stored(tensor)
@@ -180,11 +194,9 @@ class Proof:
         """
         complete = claims.complete(Claim(measure, tensors, (), constants))
         values = self._follow(complete)
-        if values is None:
-            proved = claims.bound(complete, self.tensor)
-            self.proved.add(repr(proved))
-            values = proved.values
-        return Claim(measure, tensors, values, constants)
+        proved = claims.bound(complete, self.tensor) if values is None else replace(complete, values=values)
+        self.proved.add(repr(proved))
+        return Claim(measure, tensors, proved.values, constants)
 
     def _follow(self, claim: Claim) -> tuple[float, ...] | None:
         """The least values of a claim that follow from promises; None if none of its tensors is promised."""

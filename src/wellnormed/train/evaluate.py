@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from wellnormed.certificates import capture
 from wellnormed.data.tokenizers import Tokenizer, tokenizer_of
 from wellnormed.models.files import Model, read_config
-from wellnormed.program.capturing import capture
 
 
 @torch.no_grad()

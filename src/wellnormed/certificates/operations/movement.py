@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,19 +10,16 @@ from torch import Tensor
 
 from wellnormed.certificates.ledger import Ledger, Stored
 from wellnormed.certificates.moves import add, number, pick, side_by_side, spread
-from wellnormed.program.operation import name_of, operation
+from wellnormed.program.operation import operation
 from wellnormed.proof.value import Value
 
 aten = torch.ops.aten
 
 _ONE_RESULT = {
-    "default": "view _unsafe_view reshape view_as reshape_as permute t swapaxes swapdims unsqueeze squeeze expand "
-    "expand_as broadcast_to narrow diagonal unfold flip fliplr flipud rot90 roll repeat tile "
-    "tril triu diag_embed im2col pixel_shuffle pixel_unshuffle channel_shuffle "
-    "mT numpy_T matrix_H mH reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
-    "replication_pad3d "
-    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
-    "_upsample_nearest_exact3d",
+    "default": "view _unsafe_view reshape permute t swapaxes swapdims unsqueeze squeeze expand broadcast_to narrow "
+    "diagonal unfold flip fliplr flipud rot90 roll repeat tile tril triu diag_embed im2col pixel_shuffle "
+    "pixel_unshuffle channel_shuffle mT numpy_T matrix_H mH reflection_pad1d reflection_pad2d reflection_pad3d "
+    "replication_pad1d replication_pad2d replication_pad3d",
     "int": "transpose unflatten movedim select",
     "intlist": "movedim",
     "using_ints": "flatten",
@@ -29,9 +27,13 @@ _ONE_RESULT = {
     "dims": "squeeze",
     "Tensor": "slice",
     "self_int": "repeat_interleave",
-    "vec": "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
-    "_upsample_nearest_exact2d _upsample_nearest_exact3d",
 }
+_LIKE_ANOTHER = {"default": "view_as reshape_as expand_as"}
+_NEAREST = dict.fromkeys(
+    ("default", "vec"),
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
+    "_upsample_nearest_exact2d _upsample_nearest_exact3d",
+)
 _SEVERAL_RESULTS = {
     "Tensor": "split unsafe_split",
     "sizes": "split",
@@ -40,7 +42,7 @@ _SEVERAL_RESULTS = {
     "indices": "tensor_split",
     "int": "unbind",
 }
-"""For operations with one result and for those with several: name of an overload -> the operations that have it."""
+"""For operations of one kind: name of an overload -> the operations that have it."""
 _IDENTITIES = "clone contiguous alias detach lift_fresh_copy lift_fresh positive type_as _to_copy"
 
 
@@ -53,10 +55,10 @@ def _plain(argument: Any) -> Any:
     return [_plain(each) for each in argument] if isinstance(argument, list | tuple) else argument
 
 
-def _moving(target: Any) -> Callable[..., Value | Stored]:
+def _moving(target: Any, like_another: bool = False) -> Callable[..., Value | Stored]:
     def move(ledger: Ledger, x: Value | Stored, *arguments: Any, **keywords: Any) -> Value | Stored:
         arguments, keywords = _plain(arguments), {key: _plain(each) for key, each in keywords.items()}
-        if not isinstance(x, Value) and "_as." in name_of(target):  # of the other tensor, it takes the shape alone
+        if not isinstance(x, Value) and like_another:  # of the other tensor, it takes the shape alone
             ledger.require_known(x)
             return ledger.computed(ledger.name, target(x.tensor, *arguments, **keywords))
         if not isinstance(x, Value):
@@ -94,13 +96,16 @@ def _nearest(target: Callable[..., Any]) -> Callable[..., Value]:
     return move
 
 
-for _table, _bound in ((_ONE_RESULT, _moving), (_SEVERAL_RESULTS, _parting)):
+_BOUNDS: tuple[tuple[dict[str, str], Callable[..., Any], tuple[int, ...]], ...] = (
+    (_ONE_RESULT, _moving, ()), (_LIKE_ANOTHER, partial(_moving, like_another=True), (1,)), (_NEAREST, _nearest, ()),
+    (_SEVERAL_RESULTS, _parting, ()),
+)  # fmt: skip
+for _table, _bound, _shape_only in _BOUNDS:
     for _overload, _names in _table.items():
         for _name in _names.split():
             # some releases of torch lack some of them
             if (_target := getattr(getattr(aten, _name, None), _overload, None)) is not None:
-                _bound = _nearest if "upsample_nearest" in _name else _bound
-                operation(_target, kind="move")(_bound(_target))
+                operation(_target, kind="move", shape_only=_shape_only)(_bound(_target))
 
 
 for _name in ("embedding", "index", "index_select", "gather", "take", "take_along_dim"):
@@ -200,9 +205,13 @@ def _like(target: Callable[..., Tensor]) -> Callable[..., Stored]:
 
 
 for _name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"):
-    operation(f"aten.{_name}.default", kind="filler")(_like(getattr(aten, _name).default))
-for _name, _zeros in (("empty_like", "zeros_like"), ("new_empty", "new_zeros")):  # the capture fills them with zeros
-    operation(f"aten.{_name}.default", kind="filler")(_like(getattr(aten, _zeros).default))
+    operation(f"aten.{_name}.default", kind="filler", makes="constant", shape_only=(0,))(
+        _like(getattr(aten, _name).default)
+    )
+for _name, _zeros in (("empty_like", aten.zeros_like), ("new_empty", aten.new_zeros)):  # the capture writes zeros
+    operation(f"aten.{_name}.default", kind="filler", makes="memory", shape_only=(0,))(_like(_zeros.default))
+operation("aten.empty.memory_format", "aten.empty_strided.default", "aten.empty_permuted.default", kind="filler",
+          makes="memory")(_like(torch.zeros_like))  # fmt: skip
 
 
 @operation("aten.masked_fill.Scalar", "aten.masked_fill.Tensor", kind="affine")

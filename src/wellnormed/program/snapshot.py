@@ -1,0 +1,77 @@
+"""What a model has at a moment, so that running it leaves it as it was."""
+
+import random
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
+
+from wellnormed.program.errors import DRAWS, UncertifiableError
+
+
+class Snapshot:
+    """The attributes of all modules, the bits of their parameters and buffers, and the random states."""
+
+    def __init__(self, model: nn.Module) -> None:
+        own = [vars(module) for module in model.modules()]
+        self._attributes = [
+            (each, dict(each)) for held in own for each in (held, *held.values()) if isinstance(each, dict)
+        ]
+        for name, tensor in (tensors := _tensors(model)).items():
+            require_values(f"the tensor {name} of the model", tensor)
+        self._tensors = {name: (each, each.detach().clone(), each.requires_grad) for name, each in tensors.items()}
+        self._draws = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 (models use it)
+
+    def require(self, model: nn.Module) -> None:
+        """Refuse a model that has drawn random numbers or overwritten a tensor."""
+        numbers = str(np.random.get_state()) == str(self._draws[2])  # noqa: NPY002
+        if not numbers or random.getstate() != self._draws[1] or not torch.equal(torch.get_rng_state(), self._draws[0]):
+            raise UncertifiableError(DRAWS)
+        now = _tensors(model)
+        for name, (_, content, *_) in self._tensors.items():
+            if name not in now or not _same_bits(now[name], content):
+                raise UncertifiableError(
+                    f"it overwrites {name} while it runs; write its result elsewhere, or call `model.eval()` if it is "
+                    "a running statistic"
+                )
+
+    def restore(self) -> None:
+        """Put everything back."""
+        torch.set_rng_state(self._draws[0])
+        random.setstate(self._draws[1])
+        np.random.set_state(self._draws[2])  # noqa: NPY002
+        for held, content in self._attributes:
+            if held.keys() != content.keys() or any(held[key] is not each for key, each in content.items()):
+                held.clear()  # what is as it was may be frozen
+                held.update(content)
+        for tensor, content, requires_grad in self._tensors.values():
+            with torch.no_grad():
+                if not _same_bits(tensor, content):
+                    tensor.copy_(content)
+            if tensor.requires_grad != requires_grad:
+                tensor.requires_grad_(requires_grad)
+
+
+def require_values(what: str, tensor: Tensor) -> None:
+    """Refuse a tensor that has no entries of its own in memory."""
+    if is_lazy(tensor):
+        raise UncertifiableError(f"{what} is not initialised; run the model once")
+    if tensor.is_meta or isinstance(tensor, FakeTensor):
+        raise UncertifiableError(f"{what} has no values, as on the device meta; load them")
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
+        raise UncertifiableError(
+            f"{what} is nested, quantized, or of the layout {tensor.layout}; make it dense, of floats"
+        )
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    first, second = (x.detach().contiguous().reshape(-1) for x in (a, b))
+    return torch.equal(first, second) or torch.equal(first.view(torch.uint8), second.view(torch.uint8))
