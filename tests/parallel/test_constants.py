@@ -1,4 +1,4 @@
-"""Calibration and constants under `DistributedDataParallel`: every process has the same floors, caps and weights."""
+"""Constants under `DistributedDataParallel`: every process has the same caps and weights."""
 
 import pytest
 import torch
@@ -6,14 +6,9 @@ import torch
 from tests.parallel import constants
 
 
-@pytest.mark.parametrize("wrapped", [True, False])
-def test_processes_calibrate_on_the_data_of_all(processes, wrapped):
-    first, second = processes(2).run(constants.calibrated, wrapped)
-    assert first == second
-    floors, hit_rates, losses = constants.calibrated_alone(2)
-    assert (first[0], first[1]) == (floors, hit_rates)
-    assert first[2] == pytest.approx(losses)
-    assert 0 < hit_rates["1"] < 1
+def test_several_processes_do_not_calibrate(processes):
+    for said in processes(2).run(constants.refused):
+        assert "2 processes would have floors of their own; calibrate before torch.distributed" in said
 
 
 @pytest.mark.parametrize("wraps_optimizer", [True, False])
