@@ -367,6 +367,7 @@ for _name, _function in {
     "prelu": lambda x: F.prelu(x, torch.tensor([-3.0]).to(x)),
     "elu": lambda x: F.elu(x, 1.7), "elu, negative": lambda x: F.elu(x, -1.7), "selu": F.selu,
     "celu": lambda x: F.celu(x, 0.5),
+    "threshold": lambda x: F.threshold(x, 0.5, 0.5),
     "clamp": lambda x: x.clamp(0.5, 1.0), "clamp below": lambda x: x.clamp(max=-2.0),
     "hardtanh": F.hardtanh, "gelu, spelled": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
     "gelu by tanh, spelled": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),

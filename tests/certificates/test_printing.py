@@ -94,7 +94,27 @@ def test_a_bound_that_is_large_without_them_says_by_which_kinds_of_operations(re
     text = str(wn.certify(Deep(), torch.randn(1, 4), radius=1.0))
     expected = r"large: linear makes about 10\^6\.0 in 20 rows"
     expected += r", add makes about 10\^3\.5 in 20 rows" * residual  # the factors are 2 and 3 / 2
-    assert re.search(expected + r"\. The layers' norms multiply: .* wn\.constrain\n", text), text
+    expected += r"\. The layers' norms multiply: .* wn\.constrain; certify\(effort='high'\) .*may prove less\n"
+    assert re.search(expected, text), text
+
+
+def test_joint_bounds_are_named_where_they_may_serve_and_are_not_used():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(24))
+
+        def forward(self, x):
+            for inner, outer in zip(self.layers[::2], self.layers[1::2], strict=True):
+                x = x + outer(inner(x).relu())
+            return x
+
+    certificate = wn.certify(Residual(), torch.zeros(1, 8))
+    joint = wn.certify(certificate.program, effort="high")
+    assert joint.lipschitz < certificate.lipschitz / 5
+    assert "effort='high'" in str(certificate)
+    assert "effort='high'" not in str(joint)
 
 
 def test_a_number_that_scales_a_branch_is_no_factor_of_the_layer_that_follows():

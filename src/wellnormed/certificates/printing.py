@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from decimal import Decimal
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from wellnormed.certificates.sizes import largest_rms, short
@@ -103,7 +104,16 @@ def _why_large(certificate: "Certificate") -> list[str]:
     ranked = sorted(made, key=lambda kind: -sum(made[kind]))
     large = [kind for kind in ranked if sum(made[kind]) > total / 20]
     words = ", ".join(f"{word(x)} makes about 10^{sum(made[x]):.1f} in {len(made[x])} rows" for x in large)
-    return [f"why it is large: {words}. {_NORMALIZATIONS if ranked[0] == 'normalization' else _WEIGHTS}"]
+    remedy = _NORMALIZATIONS if ranked[0] == "normalization" else _WEIGHTS + _JOINTLY * _in_a_row(certificate)
+    return [f"why it is large: {words}. {remedy}"]
+
+
+def _in_a_row(certificate: "Certificate") -> bool:
+    """Whether `effort="high"` was not used and may serve: on the largest path, linear maps follow linear maps."""
+    path = [row.operation for row, _ in factors(certificate.rows) if row.bounds is not None]
+    bent = [kind for kind in path if kind not in ("elementwise", "add")]
+    possible = not certificate.promises and not any(row.operation == "lipsdp" for row in certificate.rows)
+    return possible and ("linear", "linear") in pairwise(bent)
 
 
 def factors(rows: Sequence[Row]) -> list[tuple[Row, float]]:
@@ -124,6 +134,7 @@ def factors(rows: Sequence[Row]) -> list[tuple[Row, float]]:
 
 _NORMALIZATIONS = "Each normalization makes up to 1 / sqrt(eps): a bound of use needs a model without them"
 _WEIGHTS = "The layers' norms multiply: a bound of use needs caps on weights while they are trained, as by wn.constrain"
+_JOINTLY = "; certify(effort='high') bounds layers jointly, and may prove less"
 
 
 def norms(certificate: "Certificate") -> str:

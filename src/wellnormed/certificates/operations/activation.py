@@ -87,6 +87,16 @@ def clamp_open(ledger: Ledger, x: Value, min: float | None = None, max: float | 
 
 operation("aten.clamp_min.default")(lambda ledger, x, min: clamp(ledger, x, min, None))
 operation("aten.clamp_max.default")(lambda ledger, x, max: clamp(ledger, x, None, max))
+
+
+@operation("aten.threshold.default")
+def threshold(ledger: Ledger, x: Value, threshold: float, value: float) -> Value:
+    """`max(x, threshold)`, where entries below take the threshold as their value: ReLU is `Threshold(0, 0)`."""
+    if threshold != value:
+        raise ledger.refuse(f"it jumps from {value} to {threshold}; pass the threshold as the value, too")
+    return clamp(ledger, x, threshold, None)
+
+
 operation("aten.softshrink.default")(lambda ledger, x, lambd=0.5: apply(ledger, "softshrink", x))
 operation("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default", kind="random")(
     lambda ledger, x, p, train: _dropout(ledger, x, p, train)
