@@ -10,13 +10,14 @@ best one is run for three seeds. A row is written when its run ends, and is not 
 
 import argparse
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 import wellnormed as wn
 from papers.frontier import best_rate
 from papers.header import Stored
+from papers.peers import SpeedrunConfig
 from wellnormed.data.corpus import load_corpus
 from wellnormed.models.config import NanoGPTConfig
 from wellnormed.optim import Direction
@@ -27,10 +28,10 @@ from wellnormed.train.ranks import Ranks
 from wellnormed.train.setup import with_precision, with_vocabulary
 from wellnormed.train.task import fit
 
-KINDS: dict[str, tuple[Literal["nanogpt", "speedrun"], dict[str, Direction], tuple[float, ...]]] = {
-    "nanoGPT, Scion": ("nanogpt", {}, (0.01, 0.02, 0.04)),
-    "speedrun, Scion": ("speedrun", {}, (0.01, 0.02, 0.04)),
-    "speedrun, NorMuon": ("speedrun", {"*": NorMuon(0.95)}, (0.025, 0.05, 0.1)),
+KINDS: dict[str, tuple[type[NanoGPTConfig], dict[str, Direction], tuple[float, ...]]] = {
+    "nanoGPT, Scion": (NanoGPTConfig, {}, (0.01, 0.02, 0.04)),
+    "speedrun, Scion": (SpeedrunConfig, {}, (0.01, 0.02, 0.04)),
+    "speedrun, NorMuon": (SpeedrunConfig, {"*": NorMuon(0.95)}, (0.025, 0.05, 0.1)),
 }
 """Name -> model, directions, and the rates that the search begins with."""
 SEEDS = (0, 1, 2)
@@ -38,10 +39,10 @@ SEEDS = (0, 1, 2)
 
 def run(kind: str, rate: float, seed: int) -> dict[str, Any]:
     """One training run of 2,000 steps of 12 windows of 64 characters."""
-    variant, directions, _ = KINDS[kind]
+    model, directions, _ = KINDS[kind]
     corpus = load_corpus(CHARACTERS, "tiny-shakespeare")
     config = TrainConfig(
-        model=NanoGPTConfig(variant=variant, length=64, width=128, blocks=4, heads=4), data=CHARACTERS,
+        model=model(length=64, width=128, blocks=4, heads=4), data=CHARACTERS,
         constraint="none", learning_rate=rate, seed=seed,
     )  # fmt: skip
     alone = Ranks(0, 1, torch.device("cpu"))

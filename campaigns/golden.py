@@ -182,9 +182,7 @@ RUNS = {
         *("train", "nanogpt", *RUN, *TOKENS, *GPT, "--optimizer", "muon", "--constraint", "hard-cap"),
         *("--micro-batch", "2", "--schedule", "cosine", "--precision", "bfloat16"),
     ],
-    "tokens, modula": ["train", "nanogpt", "--variant", "modula", *RUN, *TOKENS, *GPT],
     "tokens, nanogpt": ["train", "nanogpt", "--variant", "nanogpt", *RUN, *TOKENS, *GPT],
-    "tokens, speedrun": ["train", "nanogpt", "--variant", "speedrun", *RUN, *TOKENS, *GPT, "--certify", "no"],
 }
 OF_THE_MACHINE = re.compile("second|memory|flops|share|minutes|digest|sha256")
 """Parts of the names of what is measured of the machine and not of the run, and digests over it."""

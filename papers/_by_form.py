@@ -22,10 +22,10 @@ from papers._experiment import Verdict
 from papers._figures import legend_below, panels
 from papers._table import Row
 from papers._tokens import byte_corpus, results
+from papers.training import PaperVariant, paper_preset
 from wellnormed.models import build
 from wellnormed.proof.decimals import shown
 from wellnormed.train.config import TrainConfig
-from wellnormed.train.presets import Variant, token_preset
 from wellnormed.train.setup import blocks, with_vocabulary
 
 
@@ -33,7 +33,7 @@ from wellnormed.train.setup import blocks, with_vocabulary
 class Kind:
     """A model and how it is trained."""
 
-    variant: Variant
+    variant: PaperVariant
     optimizer: Literal["scion", "muon"]
     rates: dict[int, tuple[float, ...]]
     """Tokens -> the rates that are tried, of which `RATE` has the best."""
@@ -107,7 +107,7 @@ def cells() -> list[Matched]:
 def config_of(cell: Matched) -> TrainConfig:
     """The training run of a cell."""
     kind = KINDS[cell.kind]
-    run = token_preset("1m", kind.variant)
+    run = paper_preset("1m", kind.variant)
     model = replace(run.model, length=cell.length, **kind.model)
     settings: dict[str, Any] = {} if kind.lipschitz is None else {"lipschitz": kind.lipschitz}
     return replace(

@@ -1,4 +1,4 @@
-"""Runs of language models that only papers need: LipsFormer, and layers that multiply 8-bit floats."""
+"""Runs of language models that only papers need: LipsFormer and other peers, and layers that multiply 8-bit floats."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -10,6 +10,7 @@ import tyro
 from papers.float8 import use_float8_
 from papers.float8_layers import require_device
 from papers.lipsformer import LipsFormerConfig
+from papers.peers import ModulaConfig, SpeedrunConfig
 from wellnormed import cli
 from wellnormed._ranges import Range
 from wellnormed.models.config import GPTConfig, ModelConfig
@@ -21,7 +22,8 @@ from wellnormed.train.loop import resume, train
 from wellnormed.train.optimizer import build_optimizer
 from wellnormed.train.presets import SHAPES, Size, Variant, token_preset
 
-PaperVariant = Literal[Variant, "lipsformer"]
+PaperVariant = Literal[Variant, "lipsformer", "speedrun", "modula"]
+PEERS = {"lipsformer": LipsFormerConfig, "speedrun": SpeedrunConfig, "modula": ModulaConfig}
 RANGES["model.drop_path"] = Range(lambda x: 0 <= x < 1, "lie in [0, 1): it is the share of layers that is left out")
 
 
@@ -29,7 +31,7 @@ RANGES["model.drop_path"] = Range(lambda x: 0 <= x < 1, "lie in [0, 1): it is th
 class PaperConfig(TrainConfig):
     """A run of a language model with what only papers need."""
 
-    model: ModelConfig | LipsFormerConfig = field(default_factory=GPTConfig)  # pyrefly: ignore[bad-override]
+    model: ModelConfig | LipsFormerConfig | SpeedrunConfig | ModulaConfig = field(default_factory=GPTConfig)  # pyrefly: ignore[bad-override]
     """Shapes and constants of the model."""
     float8: Literal["no", "emulated", "scaled_mm"] = "no"
     """8-bit floats in the linear layers of a `gpt`'s blocks whose proved ranges fit; scaled_mm needs a GPU for them."""
@@ -42,12 +44,13 @@ class PaperConfig(TrainConfig):
 
 
 def paper_preset(size: Size = "1m", variant: PaperVariant = "lipschitz") -> PaperConfig:
-    """As `token_preset`; LipsFormer is trained as LT appendix E says, changes 8 to 11."""
-    run = PaperConfig(**vars(token_preset(size, "nanogpt" if variant == "lipsformer" else variant)))
+    """As `token_preset`; LipsFormer is trained as LT appendix E says, changes 8 to 11, other peers as NanoGPT."""
+    run = PaperConfig(**vars(token_preset(size, "nanogpt" if variant in PEERS else variant)))  # pyrefly: ignore
+    if variant in PEERS:
+        run = replace(run, model=PEERS[variant](**SHAPES[size]))
     if variant != "lipsformer":
         return run
-    model = LipsFormerConfig(**SHAPES[size])
-    return replace(run, model=model, weight_decay=0.1, schedule="cosine", adamw_rate=1e-3, adamw_average=0.999)
+    return replace(run, weight_decay=0.1, schedule="cosine", adamw_rate=1e-3, adamw_average=0.999)
 
 
 class PaperTask(LanguageTask):
@@ -78,13 +81,13 @@ class PaperTask(LanguageTask):
 
 @dataclass(frozen=True)
 class TrainPaper:
-    """Train a language model as `wellnormed train nanogpt` does, or LipsFormer, or with products of 8-bit floats."""
+    """Train a language model as `wellnormed train nanogpt` does, or another peer, or with products of 8-bit floats."""
 
     config: Annotated[PaperConfig, tyro.conf.arg(name="")]
     preset: Size = "1m"
     """Where all other options start from: the size of the model."""
     variant: PaperVariant = "lipschitz"
-    """The model; LipsFormer beside those of `wellnormed train nanogpt`."""
+    """The model; LipsFormer, the speedrun and Modula beside those of `wellnormed train nanogpt`."""
     name: str | None = None
     """The run folder is runs/NAME; by default the date, the preset and the variant."""
     resume: Path | None = None

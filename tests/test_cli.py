@@ -78,7 +78,7 @@ def test_a_word_for_a_number_is_answered_in_words(option, capsys):
         ("--lipschitz 0", "--lipschitz"),
         ("--lipschitz 1e-9", "lipschitz=1e-09 must be at least 1.24e-07"),
         ("--preset caps --lipschitz 3", "must be left out for a `gpt`, whose constant follows from its caps"),
-        ("nanogpt --variant speedrun --lipschitz 3", "must be left out for a `nanogpt`"),
+        ("nanogpt --variant nanogpt --lipschitz 3", "must be left out for a `nanogpt`"),
         ("--lipschitz None", "must be a number for a `potential` model"),
         ("--preset caps --model.heads 3", "--model.heads"),
         ("--learning-rate -1", "--learning-rate"),

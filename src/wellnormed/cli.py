@@ -51,7 +51,7 @@ class TrainNanoGPT:
     """Where all other options start from: the size of the model, by the parameters of its blocks
     (124m and 350m by GPT-2's names)."""
     variant: Variant = "lipschitz"
-    """The transformer with enforced norms, the one whose blocks are 1-Lipschitz by form, or one of their peers."""
+    """The transformer with enforced norms, the one whose blocks are 1-Lipschitz by form, or a peer without norms."""
     name: str | None = None
     """The run folder is runs/NAME; by default the date, the preset and the variant."""
     resume: Path | None = None

@@ -15,12 +15,14 @@ from papers.lipsformer import (
     LipsFormerConfig,
     lipsformer_bound_as_published,
 )
-from wellnormed.models import GPT, GPTConfig, NanoGPT, NanoGPTConfig, build, export, load
-from wellnormed.models.nanogpt import LearnedSum
+from papers.peers import LearnedSum, ModulaConfig, SpeedrunConfig
+from wellnormed.models import GPT, GPTConfig, NanoGPTConfig, build, export, load
 
 SIZES = {"vocabulary_size": 11, "length": 5, "width": 16, "heads": 2, "blocks": 2}
 CONFIGS = {
-    **{name: NanoGPTConfig(variant=name, without_attention=1, **SIZES) for name in ("speedrun", "nanogpt", "modula")},
+    "speedrun": SpeedrunConfig(without_attention=1, **SIZES),
+    "nanogpt": NanoGPTConfig(**SIZES),
+    "modula": ModulaConfig(**SIZES),
     "lipsformer": LipsFormerConfig(**SIZES),
 }
 every_model = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -99,7 +101,7 @@ def test_the_certificate_holds_against_a_search(config, generator):
     found = wn.lower_bound(certificate.program, radius=2.5, steps=4, generator=generator)
     assert 0 < found.value <= certificate.lipschitz
     # normed queries and keys bound every logit, whatever the weights
-    largest = {"speedrun": 0.12 * 8, "nanogpt": 0.12 * 8, "modula": 1.0}.get(getattr(config, "variant", ""), 12.0)
+    largest = {"speedrun": 0.12 * 8, "modula": 1.0, "lipsformer": 12.0}[config.architecture]
     assert certificate.largest_logit == pytest.approx(largest, rel=1e-6)
     if isinstance(model, LipsFormer):
         # which multiplies by the number of tokens, and does not ask whether it holds for several heads
@@ -126,7 +128,7 @@ def set_numbers(sums, values):
 
 @pytest.mark.parametrize("blocks", [4, 5])
 def test_blocks_after_the_middle_get_what_left_those_before_it(blocks, generator):
-    model = NanoGPT(replace(SPEEDRUN, blocks=blocks), generator)  # its branches start at zero
+    model = build(replace(SPEEDRUN, blocks=blocks), generator)  # its branches start at zero
     mixes = [(0.9, 0.1), (0.8, 0.3), (1.1, -0.2), (0.7, 0.5), (1.2, 0.4)][:blocks]
     set_numbers([block.mix for block in model.blocks], mixes)
     set_numbers(model.skips, [(0.5,), (2.0,)])
@@ -157,16 +159,15 @@ def test_tables_reach_the_values_of_the_first_and_last_blocks(generator):
 
 
 def test_a_model_of_one_block_has_no_shortcut(generator):
-    model = NanoGPT(replace(SPEEDRUN, blocks=1), generator)
+    model = build(replace(SPEEDRUN, blocks=1), generator)
     assert len(model.skips) == len(model.tables) == 0
     assert model(torch.zeros(1, 5, dtype=torch.long)).shape == (1, 5, 11)
 
 
 def test_baselines_have_no_learned_numbers_and_attention_everywhere():
     for variant in ("nanogpt", "modula"):
-        model = NanoGPT(CONFIGS[variant])
+        model = build(CONFIGS[variant])
         assert not any(isinstance(module, LearnedSum) for module in model.modules())
-        assert len(model.tables) == len(model.skips) == 0
         assert all(block.attention is not None for block in model.blocks)
 
 
@@ -193,7 +194,7 @@ def test_logits_are_capped(generator):
 
 
 def test_the_stream_of_modula_stays_in_its_ball(generator):
-    model = NanoGPT(replace(CONFIGS["modula"], blocks=3), generator)
+    model = build(replace(CONFIGS["modula"], blocks=3), generator)
     sizes = []
     for block in model.blocks:
         block.register_forward_hook(lambda block, inputs, output: sizes.append(output.square().mean(-1).max().item()))
@@ -206,31 +207,30 @@ def test_the_stream_of_modula_stays_in_its_ball(generator):
 
 
 def test_branches_of_modula_have_the_share_of_their_number(generator):
-    plain, convex = (moved(CONFIGS[variant], generator) for variant in ("nanogpt", "modula"))
-    assert [(block.kept, block.added) for block in plain.blocks] == [(1.0, 1.0)] * 2
+    convex = moved(CONFIGS["modula"], generator)
     assert [(block.kept, block.added) for block in convex.blocks] == [(0.75, 0.25)] * 2
     block, x = convex.blocks[0], torch.randn(2, 5, 16, generator=generator)
-    after = 0.75 * x + 0.25 * block.attention(F.rms_norm(x, (16,)), None)
+    after = 0.75 * x + 0.25 * block.attention(F.rms_norm(x, (16,)))
     torch.testing.assert_close(
-        block(x, x, None), 0.75 * after + 0.25 * block.feed_forward(F.rms_norm(after, (16,))), rtol=1e-4, atol=1e-5
+        block(x), 0.75 * after + 0.25 * block.feed_forward(F.rms_norm(after, (16,))), rtol=1e-4, atol=1e-5
     )
 
 
 @pytest.mark.parametrize(
-    ("variant", "count"),
+    ("kind", "count"),
     [
         # four tables and a head of 50,304 vectors, 11 layers of attention, 12 feed-forward layers, 52 learned numbers;
         # the record pads its head alone, and has 275,598,388
-        ("speedrun", 275_742_772),
-        ("nanogpt", 162_201_600),
-        ("modula", 162_201_600),
+        (SpeedrunConfig, 275_742_772),
+        (NanoGPTConfig, 162_201_600),
+        (ModulaConfig, 162_201_600),
     ],
 )
-def test_parameters_at_full_size(variant, count):
+def test_parameters_at_full_size(kind, count):
     with torch.device("meta"):
-        model = NanoGPT(NanoGPTConfig(variant=variant))
+        model = build(kind())
     assert sum(p.numel() for p in model.parameters()) == count
-    if variant == "speedrun":
+    if kind is SpeedrunConfig:
         padding = 4 * (50304 - 50257) * 768
         assert count - padding == 275_598_388
         assert [block.attention is None for block in model.blocks].index(True) == 7
@@ -250,18 +250,13 @@ def test_ours_of_the_table_is_the_transformer_of_the_library(generator):
     model = GPT(config, generator)
     assert {name.rpartition(".")[2] for name, _ in model.named_parameters()} == {"weight"}
     shapes = sorted(tuple(p.shape) for p in model.parameters())
-    assert shapes == sorted(tuple(p.shape) for p in NanoGPT(CONFIGS["modula"]).parameters())
+    assert shapes == sorted(tuple(p.shape) for p in build(CONFIGS["modula"]).parameters())
 
 
 @pytest.mark.parametrize("kind", [NanoGPTConfig, LipsFormerConfig])
 def test_widths_that_rotary_positions_cannot_turn_are_refused(kind):
     with pytest.raises(ValueError, match=r"width=12 must be a multiple of 4 x heads=2"):
         build(kind(width=12, heads=2))
-
-
-def test_a_variant_that_is_none_is_refused():
-    with pytest.raises(ValueError, match=r"variant must be speedrun, .* got 'medium'"):
-        NanoGPT(NanoGPTConfig(variant="medium"))
 
 
 # LipsFormer

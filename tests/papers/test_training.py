@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from papers.__main__ import main
-from papers.training import PaperConfig, PaperTask, PaperVariant, paper_preset
+from papers.training import PEERS, PaperConfig, PaperTask, PaperVariant, paper_preset
 from tests.train.test_tokens import OPTIONS
 from wellnormed import cli
 from wellnormed.models.config import GPTConfig
@@ -44,14 +44,18 @@ def test_lipsformer_trains_by_the_settings_of_its_paper():
     config = paper_preset("124m", "lipsformer")
     assert (config.optimizer, config.schedule, config.weight_decay) == ("muon", "cosine", 0.1)
     assert (config.adamw_rate, config.adamw_average, config.constraint) == (1e-3, 0.999, "none")
-    assert set(get_args(PaperVariant)) == {*get_args(Variant), "lipsformer"}
+    assert set(get_args(PaperVariant)) == {*get_args(Variant), *PEERS}
 
 
-@pytest.mark.slow  # LipsFormer itself, its certificate and its folder are tested beside the other models
-def test_the_command_trains_lipsformer_and_knows_it_afterwards(place, capsys):
+@pytest.mark.slow  # the peers themselves, their certificates and folders are tested beside the other models
+@pytest.mark.parametrize(
+    ("variant", "option", "value"),
+    [("lipsformer", "drop_path", 0.2), ("speedrun", "value_tables", 1), ("modula", "output_factor", 0.5)],
+)
+def test_the_command_trains_a_peer_and_knows_it_afterwards(place, capsys, variant, option, value):
     options = [option for option in OPTIONS if option not in ("--model.residual-strength", "0.25")]
-    command = ["train", "--variant", "lipsformer", "--name", "run", *options, "--learning-rate", "0.01"]
-    assert main([*command, "--model.drop-path", "0.2"]) == 0
+    command = ["train", "--variant", variant, "--name", "run", *options, "--learning-rate", "0.01"]
+    assert main([*command, f"--model.{option.replace('_', '-')}", str(value)]) == 0
     results = json.loads((place / "runs/run/results.json").read_text())
     assert results["log10_lipschitz"] > 0
     assert main(["verify", "runs/run"]) == 0
@@ -59,7 +63,7 @@ def test_the_command_trains_lipsformer_and_knows_it_afterwards(place, capsys):
     (place / "runs/run/model.safetensors").write_bytes(b"")
     assert main(["train", "--resume", "runs/run"]) == 0
     assert RunFolder("runs/run").unfinished() is None
-    assert load("runs/run").config.drop_path == 0.2
+    assert getattr(load("runs/run").config, option) == value
     assert cli.main(["train", "--resume", "runs/run"]) == 2
     assert "unknown key" in capsys.readouterr().err
 

@@ -90,13 +90,10 @@ class PotentialConfig:
 
 @dataclass(frozen=True)
 class NanoGPTConfig:
-    """The unconstrained peers of LT's table 1: the speedrun of GPT-2, and two models made of it."""
+    """NanoGPT, an unconstrained peer of LT's table 1, made of the speedrun of GPT-2."""
 
     architecture: Literal["nanogpt"] = "nanogpt"
     """The name of the model."""
-    variant: Literal["speedrun", "nanogpt", "modula"] = "speedrun"
-    """`speedrun` is the record of February 2025; `nanogpt` leaves out its shortcuts and learned factors; `modula` also
-    has convex residuals, attention with 1/d and GELU."""
     vocabulary_size: int = 50304
     """Symbols; the 50,257 of GPT-2, padded to a multiple of 128."""
     length: int = 1024
@@ -114,18 +111,11 @@ class NanoGPTConfig:
     rotary_base: float = 1024.0
     """Ratio of the largest angle by which a token's position turns queries and keys to the smallest."""
     attention_scale: float = 0.12
-    """Factor on <q, k>; `modula` has 1 / d_head in its place."""
-    output_factor: float = 1 / 3
-    """Factor on the output of attention in `modula`."""
+    """Factor on <q, k>."""
     logit_cap: float = 30.0
     """Largest logit; the smallest is 0."""
     logit_width: float = 7.5
     """The divisor of the head's output before the sigmoid that caps it."""
-    value_tables: int = 3
-    """In `speedrun`, embeddings that are mixed into the values of as many first and as many last blocks; at most half
-    of the blocks have one."""
-    without_attention: int = 7
-    """Number of the block, from 0, that has no attention in `speedrun`; with fewer blocks all have it."""
 
 
 ModelConfig = GPTConfig | PotentialConfig | NanoGPTConfig

@@ -6,8 +6,8 @@ from typing import Any, Literal
 from wellnormed.models.config import GPTConfig, NanoGPTConfig, PotentialConfig
 from wellnormed.train.config import BYTES, Caps, TrainConfig
 
-Size = Literal["1m", "10m", "124m", "350m", "1b", "3b"]
-Variant = Literal["lipschitz", "potential", "speedrun", "nanogpt", "modula"]
+Size = Literal["1m", "10m", "124m", "350m"]
+Variant = Literal["lipschitz", "potential", "nanogpt"]
 _ASKED = TrainConfig(
     model=PotentialConfig(), lipschitz=10.0, learning_rate=0.01, embedding_rate=2.0, bias_rate=0.1, threads=2
 )
@@ -49,12 +49,9 @@ SHAPES: dict[Size, dict[str, Any]] = {
     "10m": {"width": 320, "blocks": 8, "heads": 5, "length": 256},
     "124m": {"width": 768, "blocks": 12, "heads": 6, "length": 1024},
     "350m": {"width": 1024, "blocks": 24, "heads": 8, "length": 1024},
-    "1b": {"width": 2048, "blocks": 22, "heads": 16, "length": 1024},
-    "3b": {"width": 2560, "blocks": 36, "heads": 20, "length": 1024},
 }
 """The shapes of the sizes, named by the parameters of the blocks, but 124m and 350m are GPT-2's names for its shapes:
-162 and 405 million with tables of their own for tokens and logits. 124m has the heads of the speedrun, 3b is the shape
-of LMO."""
+162 and 405 million with tables of their own for tokens and logits. 124m has the heads of the speedrun."""
 
 TOKEN_WIDTHS: dict[Size, int] = {"1m": 16, "10m": 32}
 """Entries of a token's vector in the models `potential` of these sizes; the others have 64."""
@@ -64,15 +61,14 @@ def token_preset(size: Size = "1m", variant: Variant = "lipschitz") -> TrainConf
     """The run of a size and a model, from which the command's other options start.
 
     `lipschitz` is LT's transformer with enforced norms (section 4.4). `potential` is the model whose blocks are
-    1-Lipschitz by form, with as many parameters in them as the others, in a stream that is twice as wide. The rest are
-    peers without enforced norms. 1m and 10m train on Shakespeare's bytes, 1m in minutes on two cores, at rates from a
+    1-Lipschitz by form, with as many parameters in them as the others, in a stream that is twice as wide. `nanogpt` is
+    a peer without enforced norms. 1m and 10m train on Shakespeare's bytes, 1m in minutes on two cores, at rates from a
     small search there; the larger ones have LT's rates, steps and batch of 384 windows of FineWeb, in bfloat16.
 
-    Peers have LT's models, but one training for all of them: Muon for the matrices of blocks, whose step is
-    `sqrt(out/in)` long; AdamW with betas 0.9 and 0.95 for the rest; rates that fall to 0. In the speedrun's record Adam
-    has rates of its own for the head (0.008), the embedding (0.6) and scales (0.04), betas 0.8 and 0.95, and an epsilon
-    of 1e-10, no step is shorter than 1, and rates fall to a tenth. LT moves its own embedding by Adam at 0.1, where it
-    is moved here by its norm at 0.05.
+    The peer is trained by Muon for the matrices of blocks, whose step is `sqrt(out/in)` long, and by AdamW with betas
+    0.9 and 0.95 for the rest, at rates that fall to 0. In the speedrun's record Adam has rates of its own for the head
+    (0.008), the embedding (0.6) and scales (0.04), betas 0.8 and 0.95, and an epsilon of 1e-10, no step is shorter than
+    1, and rates fall to a tenth. LT moves its own embedding by Adam at 0.1, where it is moved here by its norm at 0.05.
     """
     shape = SHAPES[size]
     small = size in ("1m", "10m")
@@ -106,7 +102,5 @@ def token_preset(size: Size = "1m", variant: Variant = "lipschitz") -> TrainConf
                 run, model=by_form, lipschitz=10.0, caps=Caps(), constraint="none", learning_rate=0.02,
                 embedding_rate=2.0, bias_rate=0.1, schedule="linear",
             )  # fmt: skip
-        case _:
-            return replace(
-                run, model=NanoGPTConfig(variant=variant, **shape), caps=Caps(), constraint="none", optimizer="muon"
-            )
+        case "nanogpt":
+            return replace(run, model=NanoGPTConfig(**shape), caps=Caps(), constraint="none", optimizer="muon")
