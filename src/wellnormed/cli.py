@@ -148,7 +148,7 @@ class Verify:
 
 @dataclass(frozen=True)
 class Sample:
-    """Write text with a run or exported model."""
+    """Write text with the model of a run."""
 
     folder: Run
     prompt: str | None = None

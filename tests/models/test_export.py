@@ -252,13 +252,6 @@ def test_onnx_without_its_packages_is_refused(tmp_path, monkeypatch):
     assert not (export(linear(), tmp_path / "m", torch.zeros(1, 3)) / "model.onnx").exists()
 
 
-def test_symbols_must_fit(tmp_path):
-    with pytest.raises(ValueError, match="2 symbols do not fit a vocabulary of 65"):
-        export(gpt(), tmp_path / "m", symbols="ab")
-    with pytest.raises(ValueError, match=r"symbols are for models of `wellnormed.models`"):
-        export(linear(), tmp_path / "m", torch.zeros(1, 3), symbols="ab")
-
-
 def test_a_model_without_a_bound_needs_that_said(tmp_path):
     class Unbounded(nn.Module):
         def forward(self, x):

@@ -24,12 +24,10 @@ from wellnormed.proof.moves import moved
 from wellnormed.proof.reading import word
 from wellnormed.proof.value import Base, Term, Value
 
-FORMATS = {"E5M2": 57344.0, "E4M3": 448.0, "E3M0": 16.0, "E2M1": 6.0}
+FORMATS = {"E5M2": 57344.0, "E4M3": 448.0, "E2M1": 6.0}
 """Binary floating-point formats -> their largest finite numbers.
 
-E5M2 and E4M3 are `torch.float8_e5m2` and `torch.float8_e4m3fn`, E2M1 is the FP4 of the OCP microscaling formats. No
-standard fixes the bias of E3M0; the usual one is meant here, `2^(bits - 1) - 1 = 3`. LT (section 5) state none, and
-call entries of up to 112 representable, for which the bias must be 0 or less."""
+E5M2 and E4M3 are `torch.float8_e5m2` and `torch.float8_e4m3fn`, E2M1 is the FP4 of the OCP microscaling formats."""
 
 
 @dataclass(frozen=True)
@@ -117,13 +115,13 @@ def number_formats(
         >>> _ = nn.init.constant_(model[0].weight, 3.0)
         >>> print(number_formats(wn.certify(model, torch.zeros(1, 2)), largest_entries(model, torch.ones(1, 2))))
         largest entry of      proved    observed  held by
-        input.input           1.4143           -  E5M2 E4M3 E3M0 E2M1
-        input of 0            1.4143           1  E5M2 E4M3 E3M0 E2M1
-        0.weight              6.0001           3  E5M2 E4M3 E3M0
-        0.linear              8.4853           6  E5M2 E4M3 E3M0
-        1.relu                8.4853           6  E5M2 E4M3 E3M0
-        output                8.4853           -  E5M2 E4M3 E3M0
-        all of them: E5M2 E4M3 E3M0
+        input.input           1.4143           -  E5M2 E4M3 E2M1
+        input of 0            1.4143           1  E5M2 E4M3 E2M1
+        0.weight              6.0001           3  E5M2 E4M3
+        0.linear              8.4853           6  E5M2 E4M3
+        1.relu                8.4853           6  E5M2 E4M3
+        output                8.4853           -  E5M2 E4M3
+        all of them: E5M2 E4M3
     """
     seen = dict(observed or {})
     proved = _proved(certificate, dict(weights or {}))

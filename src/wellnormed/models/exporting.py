@@ -47,7 +47,6 @@ def export(
     output: str | int | None = None,
     certificate: bool = True,
     onnx: bool | None = None,
-    symbols: str | None = None,
 ) -> Path:
     """Write a model as a plain program that needs torch or ONNX alone, and return the folder, which is made.
 
@@ -62,7 +61,7 @@ def export(
       compared and not proved, where there is a `batched.pt2`; else for one sample, as `program.pt2`;
     - `certificate.json`, which `wellnormed-proof FOLDER` proves;
     - of a model of `wellnormed.models` also `config.json` and `model.safetensors`, its own weights, so that
-      `models.load` and every command read the folder.
+      `models.load` and every command but `sample`, which needs a run's characters, read the folder.
 
     Args:
         model: Any module that can be captured, in evaluation mode; or a program of one, which has its example and its
@@ -73,12 +72,10 @@ def export(
         output: The tensor that the program returns, if the model returns several: a key, an attribute, or a position.
         certificate: Whether the program must be certified. Without it a model that has no bound can be exported too.
         onnx: Whether to write `model.onnx`; None means if the packages are installed.
-        symbols: The characters that the tokens of a character model stand for, one for each; `wellnormed sample` needs
-            them.
 
     Raises:
         UncertifiableError: The model cannot be captured, or an operation has no bound; see `certify`.
-        ValueError: The folder holds something, the symbols do not fit, or ONNX is asked for and cannot be written.
+        ValueError: The folder holds something, or ONNX is asked for and cannot be written.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -102,11 +99,9 @@ def export(
     files: dict[str, bytes | str] = {}
     facts: dict[str, Any] = {"format": FORMAT}
     if not isinstance(model, Program) and type(getattr(model, "config", None)) in BUILDERS:
-        config = _config(model, example_input, symbols)
+        config = _config(model, example_input)
         files = {WEIGHTS: tensor_bytes(model.state_dict()), "config.json": json_text(config, sealed=True, indent=2)}
         facts["config_sha256"] = config_sha256(config)
-    elif symbols is not None:
-        raise ValueError("symbols are for models of `wellnormed.models`, which the commands read; leave them out")
 
     example = None if isinstance(model, Program) else example_of(model, example_input, "export")
     proved = certify(model, example, radius, output=output) if certificate else None
@@ -157,14 +152,10 @@ def certified(folder: str | Path) -> tuple[nn.Module, Any, Path]:
     return model, torch.zeros(shape, dtype=torch.long), weights_path(folder)
 
 
-def _config(model: Any, example: Any, symbols: str | None) -> dict[str, Any]:
+def _config(model: Any, example: Any) -> dict[str, Any]:
     """The config from which `load` makes the model, beside its weights."""
-    size = model.config.vocabulary_size
-    if symbols is not None and len(symbols) != size:
-        raise ValueError(f"{len(symbols)} symbols do not fit a vocabulary of {size}; pass one for each token, in order")
-    text = {} if symbols is None else {"text": {"symbols": symbols}}
     shape = list((model.example_input() if example is None else example).shape)
-    return {"format": FORMAT, "model": dataclasses.asdict(model.config), "example_shape": shape, **text}
+    return {"format": FORMAT, "model": dataclasses.asdict(model.config), "example_shape": shape}
 
 
 def _as_file(module: fx.GraphModule, program: Program, batch: Sequence[Tensor], any_size: bool) -> Any:

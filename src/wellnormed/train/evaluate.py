@@ -41,10 +41,8 @@ def sample(
 
 
 def tokenizer_of_folder(folder: str | Path) -> Tokenizer:
-    """The tokenizer of a folder's model; a `ValueError` if the folder does not say which."""
-    text = read_config(folder).get("text", {})
-    if not text.keys() & {"tokenizer", "symbols"}:
-        raise ValueError(
-            f"{Path(folder) / 'config.json'} must say which characters the tokens are; export it with symbols=..."
-        )
+    """The tokenizer of a run's model; a `ValueError` for an exported model, whose folder has none."""
+    text = read_config(folder).get("text")
+    if text is None:
+        raise ValueError(f"{folder} is an exported model, of whose tokens nobody knows the characters; sample its run")
     return tokenizer_of(text.get("tokenizer", "characters"), text.get("symbols"))
