@@ -11,7 +11,7 @@ CIFAR-10 after training on 10,000, the texts of a Markov chain, or the end of Sh
     python -m benchmarks.lipschitz_budget --seeds 0         # those of one seed
     python -m benchmarks.lipschitz_budget --time 3          # what moves cost, as the median of so many rounds
 
-Moves are timed as in `benchmarks.constraint_time`: on one thread, step by step in turn with caps that stay. A round has
+Moves are timed on one thread, step by step in turn with caps that stay. A round has
 `TIMED` steps, at the last of which caps move.
 """
 

@@ -1,6 +1,7 @@
 """Write docs/results.md, and tables of README.md and docs/certified-vision.md: `python -m docs.make_results`.
 
-No figure there is typed by hand; a test compares both with what this script writes.
+No figure there is typed by hand; a test compares all with what this script writes. Below the end of that part
+docs/results.md has the tables of closed questions, whose scripts and rows are in the history.
 """
 
 import json
@@ -21,7 +22,6 @@ from papers._table import Table
 from papers.certified_vision import BUDGETS, TITLES, Best, Kind, best, distance, mean
 from papers.certified_vision import cells as vision_cells
 from papers.frontier import best_losses, best_rate
-from wellnormed.constraints.caps import Cap
 from wellnormed.proof.decimals import shown
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,9 +50,8 @@ def origin(name: str, content: Mapping[str, Any]) -> list[str]:
     """The line that says where the numbers of a file come from."""
     commit, _, changed = content["commit"].partition("+")
     seeds = content["seed"] if isinstance(content["seed"], list) else [content["seed"]]
-    script = f" at commit {content['script'][:10]}" if "script" in content else ""  # of a script that is here no more
     return [
-        f"[{name}](../results/{name}): `{content['command']}`{script}; {commit[:10]}{'+' * bool(changed)}{changed}, "
+        f"[{name}](../results/{name}): `{content['command']}`; {commit[:10]}{'+' * bool(changed)}{changed}, "
         f"{content['machine']}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}.",
         "",
     ]
@@ -136,25 +135,6 @@ def frontier() -> Lines:
     )  # fmt: skip
 
 
-def without_schedule() -> Lines:
-    """The main job with an end and without one."""
-    content = load("without-schedule.json")
-    yield from ("## The main job without an end", "", *origin("without-schedule.json", content))
-    arms = list(dict.fromkeys(row["arm"] for row in content["rows"]))
-    yield from table(
-        " | ".join(["step", *(f"{arm}: loss | proved" for arm in arms)]),
-        [
-            (step, *(text for row in rows for text in (f"{row['validation_loss']:.4f}", proved(row))))
-            for (step,), rows in grouped(content["rows"], "step").items()
-        ],
-    )
-
-
-def proved(row: Mapping[str, Any]) -> str:
-    """The constant of a row, rounded up."""
-    return shown(10 ** row["log10_lipschitz"], ".3f")
-
-
 def budget() -> Lines:
     """Caps that are found from a constant, beside those set by hand."""
     content = load(BUDGET)
@@ -181,32 +161,6 @@ def budget() -> Lines:
         (model, f"{one['fixed']:.1f}", f"{one['moving']:.1f}", f"{one['move']:.0f}", f"{one['ratio']:.2f}")
         for model, one in content["milliseconds"].items()
     ])  # fmt: skip
-
-
-def lora() -> Lines:
-    """Adapters of low rank, each arm at its best rate."""
-    content = load("lora.json")
-    yield from ("## Adapters", "", *origin("lora.json", content))
-    best = {}
-    for (arm, _), rows in grouped(content["rows"], "arm", "rate").items():
-        best[arm] = min(best.get(arm, rows), rows, key=lambda each: fmean(row["loss"] for row in each))
-    yield from table(
-        "moved by | best rate | loss",
-        [(arm, f"{rows[0]['rate']:g}", span((row["loss"] for row in rows), ".3f")) for arm, rows in best.items()],
-    )
-
-
-def levers() -> Lines:
-    """Changes of a model by form on bytes of books, beside the same run without them."""
-    content = load("token-levers.json")
-    yield from ("## Levers of a proved 10", "", *origin("token-levers.json", content))
-    losses: dict[str, dict[int, str]] = {}
-    for row in content["rows"]:
-        losses.setdefault(row["lever"].split(", 32")[0], {})[row["windows"]] = f"{row['validation_loss']:.4f}"
-    yield from ("420 steps of 8 or 32 windows; the file names stopped runs.", "")
-    yield from table(
-        "lever | 8 | 32", [(name, *(found.get(n, "-") for n in (8, 32))) for name, found in losses.items()]
-    )
 
 
 def public_curves() -> Lines:
@@ -281,24 +235,6 @@ def steps() -> Lines:
             for name, found in content["memory_bytes"].items()
         ],
     )
-    content = load("small_matrices.json")
-    yield from ("## An optimizer step on small matrices", "")
-    yield from origin("small_matrices.json", content)
-    yield from table(
-        "threads | matrices | soft caps | ours, ms | torch's Muon, ms | ratio",
-        [
-            (row["threads"], f"{row['count']} x {row['side']} x {row['side']}", "yes" if row["soft_caps"] else "no",
-             f"{1e3 * row['ours']:.2f}", f"{1e3 * row['torch_muon']:.2f}", f"{row['ratio']:.2f}")
-            for row in content["rows"]
-        ],
-    )  # fmt: skip
-    content = load("parallel.json")
-    yield from ("## Two processes", "")
-    yield from origin("parallel.json", content)
-    yield from table(
-        "weights and oracles | ms a step | MB sent a step",
-        [(row["name"], f"{1e3 * row['seconds']:.0f}", f"{row['sent_bytes'] / 1e6:.2f}") for row in content["rows"]],
-    )
     content = load("soak.json")
     yield from (f"## {content['steps']:,} steps on {content['ranks']} processes that are killed", "")
     yield from origin("soak.json", content)
@@ -312,35 +248,6 @@ def steps() -> Lines:
         f"{shown(content['largest_proved_norm_over_cap'], '.6f')}; first and last loss {losses}; "
         f"MiB of a rank {memory}.",
         "",
-    )
-
-
-def waiting() -> Lines:
-    """What caps that wait cost in loss, and constraints in processor time."""
-    content = load("waiting-caps.json")
-    yield from ("## Caps that wait", "")
-    yield from origin("waiting-caps.json", content)
-    yield from table(
-        f"constraint | room, of the cap | loss after {content['steps']} steps | more, mean | a cap acts at",
-        [
-            (kind, "every step" if room is None else room, span((row["loss"] for row in rows), ".4f"),
-             f"{fmean(row['loss'] for row in rows) - fmean(row['loss'] for row in every[kind, None]):.4f}",
-             f"{rows[0]['acts']:.0%}")
-            for every in [grouped(content["rows"], "constraint", "room")]
-            for (kind, room), rows in every.items()
-            if room in (None, Cap.most_room, 0.5)
-        ],
-    )  # fmt: skip
-    content = load("constraint-time.json")
-    yield from origin("constraint-time.json", content)
-    ratios = content["ratios"]
-    yield from table(
-        "processor time of a step over one without | every step | every eighth",
-        [
-            (name.removeprefix("ours with "), f"{ratio:.2f}", f"{ratios[f'{name}, every 8']:.2f}")
-            for name, ratio in ratios.items()
-            if f"{name}, every 8" in ratios
-        ],
     )
 
 
@@ -360,10 +267,6 @@ def matrix() -> Lines:
             for (function, on, peer), each in grouped(rows, "function", "on", "peer").items()
         ],
     )  # fmt: skip
-    content = load("matrix/bfloat16.json")
-    ratios = span((row["bfloat16_over_float32"] for row in content["rows"]), ".2f")
-    yield from (f"Products in bfloat16 take {ratios} of the time of those in float32 on this processor:", "")
-    yield from origin("matrix/bfloat16.json", content)
     content = load("matrix/accuracy.json")
     limits = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in content["limits"].items())
     yield from ("## Matrix functions: error against a float64 SVD", "")
@@ -462,17 +365,6 @@ def attacks() -> Lines:
              f"{found['seconds']:.1f}", f"{found['seconds_of_the_checker']:.1f}")
             if "refused" not in found else (name, "-", "-", f"refused: {found['refused'].split('` in')[0]}`", "-", "-")
             for name, found in content["results"].items()
-        ],
-    )  # fmt: skip
-    content = load("sdp-bounds.json")
-    yield from ("## Joint bounds", "")
-    yield from origin("sdp-bounds.json", content)
-    yield from table(
-        "network | product | joint | found | seconds",
-        [
-            (row["network"], *(shown(row[key], ".5g", up=key != "found") for key in ("product", "joint", "found")),
-             f"{row['seconds']:.1f}")
-            for row in content["rows"]
         ],
     )  # fmt: skip
 
@@ -584,30 +476,25 @@ def between(text: str, table: str) -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """The page, but for its closed questions."""
     parts = (
         public_curves(),
         public_defaults(),
         frontier(),
-        without_schedule(),
         budget(),
-        levers(),
-        lora(),
         steps(),
-        waiting(),
         matrix(),
         gpu(),
         attacks(),
         harnesses(),
     )
-    return "\n".join([HEAD, "", *(line for part in parts for line in part)]).rstrip() + "\n"
+    return "\n".join([HEAD, "", *(line for part in parts for line in part)]).rstrip()
 
 
-WITHIN = {ROOT / "README.md": facts, ROOT / "docs" / "certified-vision.md": vision}
-"""Pages that hold one table from the files, and what makes it."""
+WITHIN = {PAGE: page, ROOT / "README.md": facts, ROOT / "docs" / "certified-vision.md": vision}
+"""Pages with a part that is made from the files, and what makes it."""
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
     for path, table_of in WITHIN.items():
         path.write_text(between(path.read_text(encoding="utf-8"), table_of()), encoding="utf-8")

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 import wellnormed as wn
 from papers._cifar import CifarTask, pixels_and_labels
-from wellnormed.constraints import Constraints
 from wellnormed.nn import Scale
-from wellnormed.routing import Assignment, assign_norms
+from wellnormed.routing import assign_norms
 
 CHANNELS = (64, 256, 256)
 WHITENED = 24
@@ -89,13 +88,9 @@ class AirbenchTask(CifarTask):
         images = pixels_and_labels("train", device)[0][:5000]
         model = airbench(run.width, images).to(device)
         self.run, self.assigned = run, assign_norms(model, "scion-cnn")
-        held = self.moved(model, self.assigned)
-        super().__init__(model, *held, steps=run.steps, batch=run.batch, seed=run.seed, device=device)
+        optimizer = wn.Scion(self.assigned, run.lr, unconstrained=False, momentum=0.4)
+        super().__init__(model, optimizer, None, steps=run.steps, batch=run.batch, seed=run.seed, device=device)
         self.mirrored = torch.randint(2, self.train[1].shape, generator=self.generator)
-
-    def moved(self, model: nn.Module, norms: Assignment) -> tuple[torch.optim.Optimizer, Constraints | None]:
-        """What moves the weights, and what holds them after a step."""
-        return wn.Scion(norms, self.run.lr, unconstrained=False, momentum=0.4), None
 
     def batch_loss(self) -> Tensor:
         """Cross entropy with smoothed labels, of images that are flipped and shifted."""

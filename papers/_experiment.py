@@ -20,7 +20,6 @@ ANSWERS: dict[Preset, tuple[Answer, Answer]] = {
 Run = Callable[..., Sequence[dict[str, Any]]]
 """Cells and a device, and of an experiment that `keeps` also a folder -> the results of every cell."""
 MODULES: dict[str, str] = {
-    "airbench94": "papers.airbench94",
     "batch-size": "papers.batch_size",
     "block-mass": "papers.block_mass",
     "caps": "papers.caps",

@@ -23,7 +23,6 @@ TINY = {"width": 16, "blocks": 1, "length": 8, "batch": 2, "steps": 3, "tested":
 OF_CNN = {"width": 1 / 16, "batch": 8}
 OF_CIFAR = {"width": 8, "batch": 8}
 OTHERS = {
-    "airbench94": OF_CNN,
     "caps": {"width": 8, "batch": 8},
     "certified-vision": {"channels": (8, 16), "depths": (0, 1), "hidden": (8,)},
     "cifar-robustness": OF_CIFAR,
@@ -39,7 +38,7 @@ OTHERS = {
 """Experiment -> other fields of its small cells."""
 LONG = {"shakespeare-tradeoff", "shakespeare-best", "nanogpt-table1"}
 """Whose cells take seconds, however small."""
-TIMED = {"airbench94", "certified-vision", "hardcap-cost"}
+TIMED = {"certified-vision", "hardcap-cost"}
 """Whose results are times."""
 RESULTS = Path(__file__).parents[2] / "results" / "reproduce"
 

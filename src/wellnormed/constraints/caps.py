@@ -58,7 +58,7 @@ class Cap(Constraint):
     """Steps of one learning rate from one projection to the next."""
     most_room: ClassVar[float] = 0.1
     """The share of the cap that steps may wait for. A tenth costs a small transformer .001 of its loss with hard caps
-    and .003 with soft ones, where a half costs .012 and .015 (`benchmarks/waiting_caps.py`)."""
+    and .003 with soft ones, where a half costs .012 and .015 (`docs/results.md`)."""
     undoes_steps: ClassVar[bool] = False
     """Whether the function brings back just so much as the last step may have added, and leaves nothing as it is."""
     looks_first: ClassVar[bool] = False

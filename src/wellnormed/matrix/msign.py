@@ -215,7 +215,7 @@ def multiplies_bfloat16(device: str) -> bool:
 
     The processor's flags decide, so that every process on a machine decides alike. A processor with `avx512_fp16` has
     AMX as well; where a virtual machine hides that, `avx512_bf16` alone takes 1.2 to 1.7 times the time of float32
-    (`python -m benchmarks.matrix.bfloat16`).
+    (measured in `docs/results.md`).
 
     Example:
         >>> multiplies_bfloat16("meta")
