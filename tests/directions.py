@@ -62,22 +62,15 @@ def one(rows, columns):
 
 CASES = {
     "MuonEq": Case(page.MuonEq(), True, one, "match-rms-adamw", {"weight_decay": 0.1}),
-    "Aurora": Case(page.Aurora(), True, one, "pixels", {"weight_decay": 0.025}),
     "SOAP-Muon": Case(page.SoapMuon(every=2), True, one, "pixels"),
     "Spectral sphere": Case(page.Tangent(), True, one, constraint=wn.constraints.Sphere(1.0)),
     "MuonSphere": Case(None, True, one, constraint=wn.constraints.Sphere(1.0)),
     "Per-head Muon": Case(None, True, one, "match-rms-adamw", {"weight_decay": 0.1, "nesterov": False}, heads=2),
-    "MuCon": Case(None, True, one, "l2", {"directions": {"*": wn.optim.directions.SpectralClip(4.0)}}),
-    "Muon+": Case(page.MuonPlus(), False, lambda m, n: m**0.5, settings={"weight_decay": 0.1}),
-    "NorMuon": Case(page.NorMuon(), False, lambda m, n: min(m, n) ** 0.5, "pixels", {"weight_decay": 0.025}),
-    "Mano": Case(page.Mano(), False, lambda m, n: 0.2 * n, settings={"weight_decay": 0.1, "nesterov": False}),
-    "DynMuon": Case(page.DynMuon(steps=60), units="pixels", settings={"weight_decay": 0.025}),
-    "Relative step": Case(page.Relative()),
+    "NorMuon": Case(
+        wn.optim.directions.NorMuon(), False, lambda m, n: min(m, n) ** 0.5, "pixels", {"weight_decay": 0.025}
+    ),
     "Hyperball, MuonH": Case(page.Relative(), constraint=wn.constraints.NormSphere(frobenius=True)),
-    "u/w floor": Case(page.Floor(), units="pixels"),
     "Radial brake": Case(page.RadialBrake(inward=0.75)),
-    "Muown": Case(page.Muown(), units="match-rms-adamw"),
-    "Cautious decay": Case(None, settings={"weight_decay": 0.7, "cautious_decay": True}),
 }
 OWN = {name: case for name, case in CASES.items() if case.direction is not None}
 
