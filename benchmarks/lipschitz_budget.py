@@ -9,10 +9,6 @@ CIFAR-10 after training on 10,000, the texts of a Markov chain, or the end of Sh
 
     python -m benchmarks.lipschitz_budget                   # the rows that are missing, then the table
     python -m benchmarks.lipschitz_budget --seeds 0         # those of one seed
-    python -m benchmarks.lipschitz_budget --time 3          # what moves cost, as the median of so many rounds
-
-Moves are timed on one thread, step by step in turn with caps that stay. A round has
-`TIMED` steps, at the last of which caps move.
 """
 
 import argparse
@@ -23,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -33,16 +29,14 @@ from torch.nn import functional as F
 import wellnormed as wn
 from benchmarks.public_defaults import chain
 from papers._cifar import pixels_and_labels
-from papers.header import Stored, header, write_result
+from papers.header import Stored
 from wellnormed.certificates.budget import Budget
 from wellnormed.data import load_shakespeare
 from wellnormed.models import GPTConfig, build
 
-OUTPUT, TIMES = Path("results/lipschitz-budget.json"), Path("results/lipschitz-budget-time.json")
+OUTPUT = Path("results/lipschitz-budget.json")
 SEEDS, RATES = (0, 1, 2), (0.02, 0.04, 0.08, 0.16)
 STEPS, BATCH, MOVE_EVERY = 240, 64, 20
-TIMED = 100
-"""The default of `move_every`."""
 FOUND = "found, and moved"
 STAYED = "found, and kept"
 
@@ -199,36 +193,6 @@ def train(case: Case, arm: str, rate: float, seed: int) -> dict[str, Any]:
     return {"loss": round(loss, 6), "proved": proved, "seconds": round(seconds, 2), "caps": caps}
 
 
-def step_of(case: Case, every: int) -> Callable[[], float]:
-    """A function that makes a step within caps that move every so many, and returns the processor's seconds."""
-    torch.manual_seed(0)
-    model, (inputs, targets) = case.model(), case.data("train", 10_000)
-    optimizer = wn.Scion(model, lr=RATES[0] / 10)
-    wn.constrain(optimizer, lipschitz=case.lipschitz, example_input=inputs[:2], move_every=every)
-
-    def step() -> float:
-        chosen, begun = torch.randint(len(inputs), (BATCH,)), time.process_time()
-        optimizer.zero_grad()
-        loss_of(model, inputs[chosen], targets[chosen]).backward()
-        optimizer.step()
-        return time.process_time() - begun
-
-    return step
-
-
-def times(case: Case, rounds: int) -> dict[str, float]:
-    """Milliseconds of a step within caps that stay, of one within caps that move, and of a move; and the ratio.
-
-    Steps are the shortest of all, since others on the machine only lengthen them; a move is the median.
-    """
-    staying, moving = step_of(case, 0), step_of(case, TIMED)
-    pairs = [(staying(), moving()) for _ in range((rounds + 1) * TIMED)][TIMED:]
-    fixed, sampled = (min(each) * 1000 for each in zip(*pairs, strict=True))
-    move = median(own for _, own in pairs[TIMED - 1 :: TIMED]) * 1000 - sampled
-    ratio = (sampled + move / TIMED) / fixed
-    return {"fixed": round(fixed, 3), "moving": round(sampled, 3), "move": round(move, 1), "ratio": round(ratio, 4)}
-
-
 def best(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Model -> arm -> its rows at the rate whose mean loss is the least, of the seeds that all arms and rates have."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
@@ -249,15 +213,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="seeds that run")
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES), help="models that run")
-    parser.add_argument("--time", type=int, default=0, help="rounds in which moves are timed, instead of runs")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    if chosen.time:
-        about = header(f"python -m benchmarks.lipschitz_budget --time {chosen.time}", 0)
-        found = {name: times(CASES[name], chosen.time) for name in chosen.models}
-        print(*found.items(), sep="\n")
-        write_result(TIMES, {**about, "move_every": TIMED, "milliseconds": found})
-        return
     stored = Stored(OUTPUT, "python -m benchmarks.lipschitz_budget")
     for seed, name, rate in product(chosen.seeds, chosen.models, RATES):
         for arm in arms(CASES[name]):

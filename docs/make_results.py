@@ -30,7 +30,7 @@ VISION = ROOT / "results" / "reproduce" / "certified-vision-cpu" / "rows.jsonl"
 _BEGIN, _END = "<!-- written by docs/make_results.py -->", "<!-- end -->"
 MUON = "torch.optim.Muon"
 CURVES, DEFAULTS = "public-curves.json", "public-defaults.json"
-BUDGET, TIMES = "lipschitz-budget.json", "lipschitz-budget-time.json"
+BUDGET = "lipschitz-budget.json"
 HEAD = """# Measured results
 
 Figures as they stand in the files under `results/`. Each section names its file, command, commit, machine and seed
@@ -155,12 +155,6 @@ def budget() -> Lines:
         "model | constant | found, moved | found, kept | by hand: best | median | settings | seeds | proved / asked"
     )
     yield from table(columns, lines)
-    content = load(TIMES)
-    yield from (*origin(TIMES, content), f"Milliseconds; caps move every {content['move_every']} steps.", "")
-    yield from table("model | step, kept | step, moved | a move | ratio", [
-        (model, f"{one['fixed']:.1f}", f"{one['moving']:.1f}", f"{one['move']:.0f}", f"{one['ratio']:.2f}")
-        for model, one in content["milliseconds"].items()
-    ])  # fmt: skip
 
 
 def public_curves() -> Lines:

@@ -104,6 +104,7 @@ def test_every_command_on_run_and_exported_model(place, capsys, refused):
         assert "verified" in capsys.readouterr().out
         assert main(["report", folder]) == 0
         assert "<svg" in (place / folder / "report.html").read_text()
+    capsys.readouterr()
     assert main(["sample", "runs/a", "--prompt", "Speak", "--characters", "9"]) == 0
     assert len(capsys.readouterr().out) == 5 + 9 + 1
     assert "the prompt has a character that the model never saw: '{'" in refused("sample", "runs/a", "--prompt", "S{")
