@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from wellnormed.matrix import spectral_clipped_weight_decay
-from wellnormed.matrix.equilibrium import clipped_weight_decay_equilibrium, weight_decay_equilibrium
+from wellnormed.matrix.equilibrium import clipped_weight_decay_equilibrium
 
 from .conftest import with_singular_values
 
@@ -66,14 +66,14 @@ def test_aligned_steps_drive_matrices_there_and_others_stay_below(order, shape, 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("decay", "lr"), [(0.1, 0.5), (2.0, 0.5), (0.01, 1.0)])
 def test_weight_decay_reaches_its_equilibrium(order, decay, lr):
-    held = weight_decay_equilibrium(decay, lr, order, overshoot=1.1)
+    held = clipped_weight_decay_equilibrium(0.0, lr * decay, lr, order, overshoot=1.1)
     for start in (0.0, 3 * held + 1):
         norm = start
         for _ in range(4000):
             norm = (1 - lr * decay) * (norm + (lr * 1.1 if order == "step-then-project" else 0))
             norm += lr * 1.1 if order == "project-then-step" else 0
         assert norm == pytest.approx(held, abs=1e-9 * (1 + held))
-    assert weight_decay_equilibrium(decay, lr) == 1 / decay
+    assert clipped_weight_decay_equilibrium(0.0, lr * decay, lr, "project-then-step") == pytest.approx(1 / decay)
 
 
 def test_decoupled_decay_holds_at_a_distance_that_does_not_depend_on_the_rate():
@@ -93,7 +93,7 @@ def test_full_decay_pulls_what_does_not_grow_to_zero_and_clipped_decay_only_to_i
     for lr in (1e-1, 1e-3, 1e-5):
         assert clipped_weight_decay_equilibrium(0.0, 0.1, lr) == pytest.approx(9 * lr)  # sinks to zero with the rate
         assert clipped_weight_decay_equilibrium(1.0, 0.1, lr) == pytest.approx(1 + 9 * lr)
-        assert weight_decay_equilibrium(1.0, lr) == 1.0
+        assert clipped_weight_decay_equilibrium(0.0, lr, lr, "project-then-step") == 1.0
 
 
 def test_beyond_a_decay_of_one_the_published_bound_is_false():
@@ -102,8 +102,8 @@ def test_beyond_a_decay_of_one_the_published_bound_is_false():
     for _ in range(60):
         w = (1 - lr * decay) * w + lr * (1 if (1 - lr * decay) * w >= 0 else -1)
     assert abs(w) == pytest.approx(3 / decay)
-    with pytest.raises(ValueError, match=r"is 1\.5, above 1"):
-        weight_decay_equilibrium(decay, lr)
+    with pytest.raises(ValueError, match=r"decay=1\.5 .*beyond 1 the sign flips"):
+        clipped_weight_decay_equilibrium(0.0, lr * decay, lr)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,3 @@ def test_beyond_a_decay_of_one_the_published_bound_is_false():
 def test_refused_arguments(arguments, named):
     with pytest.raises(ValueError, match=named):
         clipped_weight_decay_equilibrium(*arguments)
-    for decay, lr in ((0.0, 0.1), (-1.0, 0.1), (0.1, 0.0), (0.1, float("inf"))):
-        with pytest.raises(ValueError, match="there is no equilibrium"):
-            weight_decay_equilibrium(decay, lr)

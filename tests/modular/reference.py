@@ -6,7 +6,8 @@ from functools import reduce
 
 from torch import Tensor
 
-from wellnormed.modular import Atom, Composition, Concatenation, NormedModule
+from wellnormed.modular import Atom, NormedModule
+from wellnormed.modular.tree import Composition, Concatenation
 
 Tensors = dict[str, Tensor]
 

@@ -10,6 +10,5 @@ __getattr__, __dir__ = lazy_namespace(
         "Tokens": ".shards",
         "load_corpus": ".corpus",
         "load_shakespeare": ".shakespeare",
-        "load_shards": ".shards",
     },
 )

@@ -14,7 +14,6 @@ from wellnormed.matrix.clips import spectral_relu as spectral_relu
 from wellnormed.matrix.coefficients import REGISTRY as REGISTRY
 from wellnormed.matrix.coefficients import CoefficientSet as CoefficientSet
 from wellnormed.matrix.equilibrium import clipped_weight_decay_equilibrium as clipped_weight_decay_equilibrium
-from wellnormed.matrix.equilibrium import weight_decay_equilibrium as weight_decay_equilibrium
 from wellnormed.matrix.leading import leading_singular_triplet as leading_singular_triplet
 from wellnormed.matrix.leading_maps import spectral_hammer as spectral_hammer
 from wellnormed.matrix.leading_maps import spectral_weight_decay as spectral_weight_decay

@@ -15,8 +15,6 @@ from wellnormed.modular.combinators import attention as attention
 from wellnormed.modular.combinators import residual as residual
 from wellnormed.modular.tree import Atom as Atom
 from wellnormed.modular.tree import Bond as Bond
-from wellnormed.modular.tree import Composition as Composition
-from wellnormed.modular.tree import Concatenation as Concatenation
 from wellnormed.modular.tree import NormedModule as NormedModule
 from wellnormed.modular.tree import compose as compose
 from wellnormed.modular.tree import concatenate as concatenate
