@@ -231,6 +231,10 @@ def test_constraints_on_the_optimizer_within_would_not_hold_and_are_refused(own)
     ("make", "message"),
     [
         (lambda o, m: Clipped(m, 1.0, norms=m), "optimizer must be an optimizer of torch"),
+        (
+            lambda o, m: Clipped(torch.optim.LBFGS(m.parameters()), 1.0, norms=m),
+            r"Clipped: a step of LBFGS needs closure, .* without; pass one whose gradients are made before its step",
+        ),
         (lambda o, m: Clipped(o, 0.0, norms=m), "gain=0.0 must be positive"),
         (lambda o, m: Clipped(o, 1.0, norms=m, weight_decay=-1.0), "weight_decay=-1.0 must"),
         (lambda o, m: Clipped(o, 1.0, norms=nn.Linear(2, 2)), "is not in norms="),

@@ -263,6 +263,13 @@ class Constraints:
             if c.parameter in written:
                 c.seen = mark(c.parameter)
 
+    def placed(self) -> list[tuple[Tensor, bool]]:
+        """The weights that were projected since the last call, and whether their constraint promises them a bound."""
+        found = [c for c in self._constrained if c.placed]
+        for c in found:
+            c.placed = False
+        return [(c.parameter, c.promised() is not None) for c in found]
+
     def said_of_averages(self) -> list[str]:
         """What averages of weights do not keep by themselves: a constraint that holds a norm at a value."""
         valued = [c for c in self._constrained if c.constraint.tolerance]

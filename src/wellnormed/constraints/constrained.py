@@ -32,6 +32,7 @@ class Constrained:
             waits for a device.
         doubt: DOUBTED or WRITTEN from then until the weight is proved again; else 0.
         seen: The mark of the weight when the constraints last saw it.
+        placed: Whether the weight was projected, and an average has not yet been told.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Constrained:
     reach: Tensor | None = None
     doubt: float = 0.0
     seen: Mark | None = None
+    placed: bool = False
 
     @property
     def own(self) -> Constraint:

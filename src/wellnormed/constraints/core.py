@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from wellnormed._finite import sizes
-from wellnormed.constraints.base import State, held
+from wellnormed.constraints.base import Constraint, State, held
 from wellnormed.constraints.constrained import Constrained
 from wellnormed.constraints.steps import Bounds
 from wellnormed.matrix._checks import known_to_hold
@@ -61,6 +61,7 @@ def project(constrained: Sequence[Constrained], placement: Placement, prove: boo
     bring(constrained, placement, prove)
     for c in constrained:
         c.begin()
+        c.placed = True
 
 
 @torch.no_grad()
@@ -70,7 +71,13 @@ def bring(constrained: Sequence[Constrained], placement: Placement, prove: bool)
     With `prove=False` it is the constraint's own function that brings them, and no proof follows.
     """
     act = lambda c: c.own.project if prove else c.own.begin  # noqa: E731
-    _write([[c] for c in constrained], lambda c, weights, state: (act(c)(weights, c.norm), state), placement)
+    moved = [[c] for c in constrained if not _leaves(type(c.constraint))]
+    _write(moved, lambda c, weights, state: (act(c)(weights, c.norm), state), placement)
+
+
+def _leaves(kind: type[Constraint]) -> bool:
+    """Whether constraints of this class leave every weight as it is at the start."""
+    return kind.project is Constraint.project and kind.begin is Constraint.begin
 
 
 def restore(constrained: Sequence[Constrained], proved: Mapping[str, float], placement: Placement) -> None:

@@ -1,5 +1,6 @@
 """An optimizer around another one: its groups, state and settings are those of the optimizer within."""
 
+import inspect
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +21,12 @@ class Around(torch.optim.Optimizer):
         if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, type(self)):
             raise ValueError(
                 f"{type(self).__name__}: optimizer must be an optimizer of torch, got {optimizer!r}; pass wn.Scion(...)"
+            )
+        needed = [p for p in inspect.signature(optimizer.step).parameters.values() if p.default is p.empty]
+        if needed := [p.name for p in needed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]:
+            raise ValueError(
+                f"{type(self).__name__}: a step of {type(optimizer).__name__} needs {', '.join(needed)}, and within "
+                "this optimizer it is called without; pass one whose gradients are made before its step, as wn.Scion"
             )
 
     def __getstate__(self) -> dict[str, Any]:

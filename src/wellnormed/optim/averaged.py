@@ -7,25 +7,26 @@ import torch
 from torch import Tensor
 
 from wellnormed._inputs import require_numbers
-from wellnormed._ranges import NOT_NEGATIVE, Range
+from wellnormed._ranges import Range
 from wellnormed.optim.around import Around
 from wellnormed.optim.conditional_gradient import ConditionalGradient
 from wellnormed.optim.parts import Group
 from wellnormed.optim.saved_state import by_name
 from wellnormed.parallel.layout import Mark, local, mark
 
-KEPT, POINT, STEPS, BETA = "averaged_kept", "averaged_point", "averaged_steps", "averaged_beta"
-"""What a saved state has beside that of the optimizer within: three tensors of every weight, a number of every group.
-Kept is z or, with a `beta` of 0, x; the point is y."""
+Z, X, STEPS = "averaged_z", "averaged_x", "averaged_steps"
+"""State per weight beside that of the optimizer within: the iterate, the average, and the steps that it is of."""
+_POWER = 2.0
+"""The weights of later iterates grow as `t` to this power."""
 
 
 class Averaged(Around):
     """Schedule-free training (Defazio et al., 2024, section 2) over an optimizer: a constant rate, and no end to plan.
 
     There are three points. The optimizer moves its iterate `z`; `x` is the average of all its iterates, with weights
-    that grow as `t^power`; and gradients are taken between them:
+    that grow as `t^2`; and gradients are taken between them:
 
-        y = (1 - beta) z + beta x,   z <- step of the optimizer from z,   x <- x + (power + 1) / (t + power) (z - x).
+        y = (1 - beta) z + beta x,   z <- step of the optimizer from z,   x <- x + 3 / (t + 2) (z - x).
 
     The weights of the model are `y` while it trains and `x` after `eval()`, until `train()` puts `y` back, bit for bit.
     With `beta=0` the optimizer trains as it would alone, beside an average of its tail. The factor before `z - x` is
@@ -33,19 +34,19 @@ class Averaged(Around):
 
     **Constraints act on z.** A cap is a ball, which is convex, so `x` and `y` lie in it as well, but for the rounding
     of the average. `eval()` proves each constrained weight, and scales those down that rounding has lifted, so that
-    `proved_ratios()` and `certify(within=...)` hold for what is evaluated. A constraint that holds a norm at a value,
-    as `Orthogonal` and `Sphere` do, holds it from above alone: averages lie inside the ball, and `print` says so.
+    `proved_ratios()` and `certify(within=...)` hold for the weights that are evaluated. A constraint that holds a norm
+    at a value, as `Orthogonal` and `Sphere` do, holds it from above alone: averages lie inside the ball, and `print`
+    says so. The average of a weight that `constrain` or `project_` has projected begins anew there.
 
     It is used as an optimizer of torch is: by schedulers (of its rates, which need not fall), scalers, closures,
-    `torch.distributed.checkpoint`. The state dict has all three points, so that a state that was saved in one mode is
-    loaded in any. It keeps one more copy of every weight, and another one while it is in `eval()`. A batch norm gathers
-    the statistics of `y`: after `eval()`, call `torch.optim.swa_utils.update_bn(loader, model)`.
+    `torch.distributed.checkpoint`. The state dict has z and x, whatever the mode, and loading it puts y in the weights;
+    so load the weights of the model before it. It keeps two more copies of every weight. A batch norm gathers the
+    statistics of `y`: after `eval()`, call `torch.optim.swa_utils.update_bn(loader, model)`.
 
     Args:
         optimizer: It moves z: any optimizer whose `step` needs no closure, with its constraints. An average does some
             of the work of a momentum, so that about 0.5 is enough for Scion's.
         beta: How far gradients are taken from z towards x, in [0, 1).
-        power: How fast the weights of later iterates grow; 0 or more. Of 0 it is the mean of all iterates.
 
     Raises:
         ValueError: A number is out of range, or a weight has 16 bits, in which an average stands still. `step` was
@@ -66,17 +67,14 @@ class Averaged(Around):
         >>> optimizer.train()
     """
 
-    _kept = ("inner", "beta", "power", "_flags", "_stored", "_points")
+    _kept = ("inner", "beta", "_mode", "_points")
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, beta: float = 0.8, power: float = 2.0) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, *, beta: float = 0.8) -> None:
         self._require_optimizer(optimizer)
         require_numbers("Averaged: ", {"beta": beta}, Range(lambda x: 0 <= x < 1, "lie in [0, 1)"))
-        require_numbers("Averaged: ", {"power": power}, NOT_NEGATIVE)
-        self.inner, self.beta, self.power = optimizer, beta, power
+        self.inner, self.beta = optimizer, beta
         # changed in place alone, for Lightning's wrapper of an optimizer is a shallow copy of it
-        self._flags = {"training": True, "loaded": False}
-        self._stored: dict[Tensor, dict[str, Tensor]] = {}
-        self._points: dict[Tensor, Tensor] = {}  # y, while the weights may be something else: x, or what is loaded
+        self._mode, self._points = {"training": True}, {}
         self.__setstate__({})
         self._refuse_16_bits()
 
@@ -95,17 +93,17 @@ class Averaged(Around):
     @property
     def training(self) -> bool:
         """Whether the weights are y, at which gradients are taken, and not the average."""
-        return self._flags["training"]
+        return self._mode["training"]
 
     @property
     def state(self) -> dict[Tensor, dict[str, Any]]:
         """The state of the optimizer within and of the average, to be read."""
         within = super().state
-        return {p: {**within.get(p, {}), **self._stored.get(p, {})} for p in {**within, **self._stored}}
+        return {p: {**within.get(p, {}), **self._points.get(p, {})} for p in {**within, **self._points}}
 
     def __str__(self) -> str:
         weights = "y, at which gradients are taken" if self.training else "the average x"
-        lines = [f"Averaged(beta={self.beta:g}, power={self.power:g}): the weights are {weights}", str(self.inner)]
+        lines = [f"Averaged(beta={self.beta:g}): the weights are {weights}", str(self.inner)]
         for follower in self.attached:
             lines += follower.said_of_averages()
         return "\n".join(lines)
@@ -124,7 +122,6 @@ class Averaged(Around):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of the optimizer within from z, by gradients of y; returns the closure's value, or None."""
         self._require_own_writes()
-        self._require_points()
         moving = any(float(group.get("lr", 1.0)) for group in self.param_groups)  # torch saves a state by a step of 0
         if moving and not self.training:
             raise ValueError(
@@ -135,91 +132,71 @@ class Averaged(Around):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not self.training:
-            self.inner.step()
-            return loss
-        self._to_iterates()
-        done = False
+        self._put_iterates()
         try:
             self.inner.step()
-            done = True
+            self._average()
         finally:
-            self._to_points(done)
+            self._put(self.training)
         return loss
 
     @torch._disable_dynamo
-    def _to_iterates(self) -> None:
-        """Put z in the weights, and x in the place of z."""
+    def _put_iterates(self) -> None:
         begun = self._begun()
-        for _, parameter in self._named():
-            if parameter not in begun and parameter.grad is not None:
-                steps = torch.zeros((), dtype=torch.float64, device="cpu")
-                self._stored[parameter] = {KEPT: parameter.detach().clone(), STEPS: steps}
-        for parameter, entry in begun.items() if self.beta else ():
-            weight, kept = local(parameter), local(entry[KEPT])
-            average = self._average(weight, kept)
-            weight.copy_(kept)
-            kept.copy_(average)
+        for parameter, entry in begun.items():
+            local(parameter).copy_(local(entry[Z]))
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p not in self._points and p.grad is not None:
+                    steps = torch.zeros((), dtype=torch.float64, device="cpu")
+                    self._points[p] = {Z: p.detach().clone(), X: p.detach().clone(), STEPS: steps}
         for follower in self.attached:
             follower.accept(begun)
 
-    def _begun(self) -> dict[Tensor, dict[str, Tensor]]:
-        """What is kept of every weight that was moved; until then, also after a step of length 0, it may be loaded."""
-        return {parameter: entry for parameter, entry in self._stored.items() if float(entry[STEPS])}
+    @torch._disable_dynamo
+    def _average(self) -> None:
+        """Take the weights for the next z, and move x towards it."""
+        for group in self.param_groups:
+            for parameter in group["params"] if float(group.get("lr", 1.0)) else ():
+                if entry := self._points.get(parameter):
+                    entry[STEPS] += 1
+                    local(entry[Z]).copy_(local(parameter))
+                    local(entry[X]).lerp_(local(parameter), (_POWER + 1) / (float(entry[STEPS]) + _POWER))
 
     @torch._disable_dynamo
-    def _to_points(self, done: bool) -> None:
-        """Move x towards z if a step was done, and put y in the weights and z in the place of x."""
-        for group in self.param_groups:
-            moved = done and float(group.get("lr", 1.0)) != 0
-            for parameter in group["params"]:
-                if parameter not in self._stored:
-                    continue
-                entry = self._stored[parameter]
-                weight, kept = local(parameter), local(entry[KEPT])
-                if moved:
-                    entry[STEPS] += 1
-                    kept.lerp_(weight, (self.power + 1) / (float(entry[STEPS]) + self.power))
-                if self.beta:
-                    point = torch.lerp(weight, kept, self.beta)
-                    kept.copy_(weight)
-                    weight.copy_(point)
-        self._points.clear()  # which were loaded
-        self._flags["loaded"] = False
-        self._sign()
+    def _put(self, training: bool) -> None:
+        """Put y in the weights, or x with every promise of the constraints kept."""
+        for parameter, entry in self._begun().items():
+            local(parameter).copy_(self._between(entry) if training else local(entry[X]))
+        for follower in self.attached:
+            if not training:
+                follower.bring_averages()
+            follower.placed()  # in a step, or just now
+        self._mode["training"] = training
+        self._marks.clear()
+        self._marks.update((parameter, mark(parameter)) for parameter in self._begun())
 
-    def _average(self, weight: Tensor, kept: Tensor) -> Tensor:
-        """The average x, from y and z; where y is z, x is kept itself."""
-        return torch.lerp(kept, weight, 1 / self.beta) if self.beta else kept
+    def _begun(self) -> dict[Tensor, dict[str, Tensor]]:
+        """The points of every weight that was moved; until then, also after a step of length 0, it may be loaded."""
+        return {parameter: entry for parameter, entry in self._points.items() if float(entry[STEPS])}
+
+    def _between(self, entry: dict[str, Tensor]) -> Tensor:
+        """The part of y that this process has."""
+        return torch.lerp(local(entry[Z]), local(entry[X]), self.beta)
 
     @torch.no_grad()
     def eval(self) -> None:
         """Put the average in the weights, with every promise of the constraints kept; a second call does nothing."""
         self._require_own_writes()
-        if not self.training and not self._flags["loaded"]:
-            return
-        self._flags.update(training=False, loaded=False)
-        for parameter, entry in self._begun().items():
-            point = self._points.get(parameter)
-            self._points[parameter] = point = parameter.detach().clone() if point is None else point
-            local(parameter).copy_(self._average(local(point), local(entry[KEPT])))
-        for follower in self.attached:
-            follower.bring_averages()
-        self._sign()
+        if self.training:
+            self._put(training=False)
 
     @torch.no_grad()
     def train(self) -> None:
         """Put the weights back as they were before `eval`, bit for bit; a second call does nothing."""
         self._require_own_writes()
-        for parameter, point in self._points.items():
-            parameter.copy_(point)
-        self._points.clear()
-        self._flags.update(training=True, loaded=False)
-        self._sign()
-
-    def _sign(self) -> None:
-        self._marks.clear()
-        self._marks.update((parameter, mark(parameter)) for parameter in self._begun())
+        if not self.training:
+            self._put(training=True)
 
     def _named(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter with its name, or with its shape if it has none."""
@@ -228,20 +205,24 @@ class Averaged(Around):
             yield from zip(names, group["params"], strict=True)
 
     @torch._disable_dynamo
-    def _require_points(self) -> None:
-        """Refuse weights that were loaded after this state and are not y, at which gradients are taken."""
-        loaded = self._points if self._flags["loaded"] and self.training else {}
-        if any(not torch.equal(local(parameter), local(point)) for parameter, point in loaded.items()):
-            raise ValueError(
-                "Averaged: the weights were loaded after the optimizer's state, and are not those at which it takes "
-                "gradients (a model that was saved after eval()?); call train() once both are loaded"
-            )
-
-    @torch._disable_dynamo
     def _require_own_writes(self) -> None:
-        """Refuse weights that something else has written: the next step would begin somewhere else, and say nothing."""
-        marks = self._marks  # none of what is loaded
-        if written := [name for name, p in self._named() if p in marks and mark(p) != marks[p]]:
+        """Refuse weights that something else has written: the next step would begin somewhere else, and say nothing.
+
+        The average of a weight that constraints have placed begins anew. Weights that are loaded may be y.
+        """
+        placed = {parameter: bounds for follower in self.attached for parameter, bounds in follower.placed()}
+        begun, written = self._begun(), []
+        for name, parameter in self._named():
+            if parameter not in begun:
+                continue
+            known = self._marks.get(parameter)
+            as_left = known == mark(parameter) or (known is None and not self.training)
+            as_left = as_left or (self.training and torch.equal(local(parameter), self._between(begun[parameter])))
+            if parameter in placed and (placed[parameter] or not as_left):
+                begun[parameter][STEPS].zero_()
+            elif not as_left:
+                written.append(name)
+        if written:
             raise ValueError(
                 f"Averaged: {', '.join(written[:3])}{', ...' if written[3:] else ''} were written since the last step; "
                 "load the model's weights before the optimizer's state, or begin a new average at the weights as they "
@@ -249,22 +230,16 @@ class Averaged(Around):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the optimizer within, with the points of the average, the same in both modes."""
+        """The state of the optimizer within, with z and x, the same in both modes."""
         self._require_own_writes()
         state = super().state_dict()
-        entries = dict(state["state"])
-        for number, (_, parameter) in enumerate(self._named()):
-            if parameter in self._stored:
-                point = self._points.get(parameter, parameter).detach().clone()
-                own = {key: value.clone() for key, value in self._stored[parameter].items()}
-                entries[number] = {**entries.get(number, {}), **own, POINT: point}
-        for group in state["param_groups"]:
-            group[BETA] = self.beta
-        return {**state, "state": entries}
+        points = {number: self._points.get(parameter, {}) for number, (_, parameter) in enumerate(self._named())}
+        joined = {number: {**state["state"].get(number, {}), **own} for number, own in points.items()}
+        return {**state, "state": {number: entry for number, entry in joined.items() if entry}}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a `state_dict`, and put its weights into the model: y, or x after `eval()`.
+        """Continue from a `state_dict`: train, with y in the weights.
 
         The state of an optimizer without an average begins a new one at the weights as they are.
 
@@ -273,31 +248,20 @@ class Averaged(Around):
         """
         if isinstance(self.inner, ConditionalGradient):
             state_dict = by_name(state_dict, self.param_groups)
-        groups = [dict(group) for group in state_dict["param_groups"]]
-        if others := {beta for group in groups if (beta := group.pop(BETA, self.beta)) != self.beta}:
-            raise ValueError(
-                f"load_state_dict: the average was made with beta={others.pop()}, not {self.beta}; pass that beta"
-            )
-        keys, places = (KEPT, POINT, STEPS), (key for group in groups for key in group["params"])
-        named = dict(zip(places, self._named(), strict=False))  # torch refuses other counts
-        saved = [(*named[key], entry) for key, entry in state_dict["state"].items() if key in named and KEPT in entry]
-        for name, parameter, entry in saved:
-            if any(entry[key].shape != parameter.shape for key in (KEPT, POINT)):
-                raise ValueError(
-                    f"load_state_dict: the average of {name!r} is of shape {tuple(entry[KEPT].shape)}, not "
-                    f"{tuple(parameter.shape)}; load it into a model of the same sizes"
-                )
-        within = {place: {key: e[key] for key in e if key not in keys} for place, e in state_dict["state"].items()}
-        state = {place: entry for place, entry in within.items() if entry}
-        super().load_state_dict({**state_dict, "state": state, "param_groups": groups})
-        for own in (self._stored, self._points, self._marks):
-            own.clear()
-        for _, parameter, entry in saved:
-            kept = torch.empty_like(parameter).copy_(entry[KEPT])
-            steps = entry[STEPS].to("cpu", torch.float64, copy=True)
-            self._stored[parameter] = {KEPT: kept, STEPS: steps}
-            self._points[parameter] = entry[POINT].to(parameter.dtype, copy=True)
-            parameter.copy_(entry[POINT])
-        self._flags["loaded"] = True
-        if not self.training:
-            self.eval()
+        places = (key for group in state_dict["param_groups"] for key in group["params"])
+        named, within, points = dict(zip(places, self._named(), strict=False)), {}, {}  # torch refuses other counts
+        for place, entry in state_dict["state"].items():
+            within[place] = {key: value for key, value in entry.items() if key not in (Z, X, STEPS)}
+            if Z in entry and place in named:
+                name, parameter = named[place]
+                if not parameter.shape == entry[Z].shape == entry[X].shape:
+                    raise ValueError(
+                        f"load_state_dict: the average of {name!r} is of shape {tuple(entry[Z].shape)}, not "
+                        f"{tuple(parameter.shape)}; load it into a model of the same sizes"
+                    )
+                points[parameter] = {key: torch.empty_like(parameter).copy_(entry[key]) for key in (Z, X)}
+                points[parameter][STEPS] = entry[STEPS].to("cpu", torch.float64, copy=True)
+        super().load_state_dict({**state_dict, "state": {place: entry for place, entry in within.items() if entry}})
+        self._points.clear()
+        self._points.update(points)
+        self._put(training=True)
