@@ -7,7 +7,8 @@ with the matrices capped too; and that all other projections grok.
 SC searched a grid of learning rates and caps that it does not state; `SETTINGS` is from a small search here, on sums
 with one seed. The caps are in RMS -> RMS units. For matrix signs they stay 1, as published: with 2 they grok like the
 others. The seeds of a setting are one model of stacked weights. SC does not say either from which accuracy a network
-has grokked, so that the steps to three accuracies are shown, and the claims are judged at the middle one.
+has grokked: the steps to two accuracies are shown, claims are judged at the larger one, and their order at both. At a
+constant rate in bfloat16 few networks reach .99, whatever is projected. Bounds depend on rates and caps, here ours.
 """
 
 import math
@@ -25,7 +26,7 @@ from papers._table import Row
 from wellnormed.proof.decimals import shown
 from wellnormed.train.task import fit
 
-ACCURACIES = (0.9, 0.95, 0.99)
+ACCURACIES = (0.9, 0.95)
 """On the pairs that were not trained on."""
 GROKKED = 0.95
 """The one at which claims are judged."""
@@ -151,15 +152,28 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             found.append(_grokked(operation, projection, results, bounds[projection], (yes, no)))
         if bounds.keys() >= {"embedding", "hard-cap"}:
             ratio = bounds["embedding"] / bounds["hard-cap"]
-            why = "" if ratio >= 1e4 else "the product of two norms here; SC does not say what its bound is"
+            why = "SC's 1e4 to 1e5 is of its rates and caps, and it does not say what its bound is"
             what = f"{operation}: bound with the embeddings alone capped over that with a hard cap too"
-            verdict = yes if ratio >= 1e4 else no
-            found.append(Verdict(what, "1e4 to 1e5", f"{ratio:.2g}", "-", len(rows), verdict, why))
-        for setting in (COMPARED, None):
-            decays = [_of(rows, operation, decay, setting) for decay in DECAYS]
-            if all(decays):
-                found.append(_trade_off(operation, decays, setting, (yes, no)))
+            found.append(Verdict(what, "-", f"{ratio:.2g}", "-", len(rows), "measured", why))
+        if bounds.keys() == SETTINGS.keys():
+            found.append(_order(rows, operation, (yes, no)))
+        decays = [_of(rows, operation, decay, COMPARED) for decay in DECAYS]
+        if all(decays):
+            found += _trade_off(operation, decays, (yes, no))
     return found
+
+
+def _order(rows: Sequence[Row], operation: str, names: tuple[Answer, Answer]) -> Verdict:
+    """Whether networks without a projection and those of matrix signs are the last at every accuracy."""
+    last, shown_as, holds = ("none", "stiefel"), [], []
+    for accuracy in ACCURACIES:
+        steps = {each: median(steps_to(accuracy, found) for found in _of(rows, operation, each)) for each in SETTINGS}
+        first = max(steps[each] for each in SETTINGS if each not in last)
+        holds.append(first < min(steps[each] for each in last))
+        numbers = ", ".join(f"{each} {_shown(steps[each], _of(rows, operation, each))}" for each in last)
+        shown_as.append(f"{accuracy:g}: others by {first:g}, {numbers}")
+    what, published = f"{operation}: who groks last", "none and stiefel"
+    return Verdict(what, published, "; ".join(shown_as), "-", len(rows), names[not all(holds)])
 
 
 def _grokked(
@@ -185,33 +199,25 @@ def _grokked(
 
 
 def _trade_off(
-    operation: str,
-    decays: list[list[dict[str, Any]]],
-    setting: tuple[float, float] | None,
-    names: tuple[Answer, Answer],
-) -> Verdict:
-    """Whether every seed of the larger decay groks later than all of the smaller one, and its bound is the lower one.
-
-    It is judged at one rate and cap, or, without a `setting`, with those of each decay.
-    """
+    operation: str, decays: list[list[dict[str, Any]]], names: tuple[Answer, Answer]
+) -> list[Verdict]:  # fmt: skip
+    """At one rate and cap, whether every seed of the larger decay has the lower bound, and whether all grok later."""
     steps = [sorted(steps_to(GROKKED, result) for result in results) for results in decays]
-    bounds = [median(result["lipschitz"] for result in results) for results in decays]
+    bounds = [sorted(result["lipschitz"] for result in results) for results in decays]
+    where = f"clipped decay of 0.5 against 0.1 at rate {COMPARED[0]:g} and cap {COMPARED[1]:g}"
     apart = steps[0][0] > steps[1][-1] or steps[0][-1] < steps[1][0]
-    verdict = names[not (steps[0][0] > steps[1][-1] and bounds[0] < bounds[1])] if apart else "measured"
-    each = [
-        f"{decay}: median {_shown(median(reached), results)} steps, bound {shown(bound, '.3g')}"
-        for decay, reached, bound, results in zip((0.5, 0.1), steps, bounds, decays, strict=True)
-    ]
-    where = "the settings of each"
-    if setting is not None:
-        where = f"rate {setting[0]:g} and cap {setting[1]:g}, where, of five pairs, both grok"
-    what = f"{operation}: clipped decay of 0.5 and of 0.1 at {where}"
-    interval = ", ".join(
-        f"{_shown(r[0], results)} to {_shown(r[-1], results)}" for r, results in zip(steps, decays, strict=True)
-    )
-    published = "the larger decay groks later, at a lower bound"
-    why = "" if apart else "the steps of their seeds overlap"
-    return Verdict(what, published, "; ".join(each), interval, sum(map(len, decays)), verdict, why)
+    runs, found = sum(map(len, decays)), []
+    for what, published, values, shown_as, verdict in (
+        ("bound", "lower", bounds, lambda bound, _: shown(bound, ".3g"), names[bounds[0][-1] >= bounds[1][0]]),
+        ("median step", "later", steps, _shown, names[steps[0][0] <= steps[1][-1]] if apart else "measured"),
+    ):
+        ours = " against ".join(shown_as(median(own), each) for own, each in zip(values, decays, strict=True))
+        interval = ", ".join(
+            f"{shown_as(own[0], each)} to {shown_as(own[-1], each)}" for own, each in zip(values, decays, strict=True)
+        )
+        why = "the steps of their seeds overlap" if verdict == "measured" else ""
+        found.append(Verdict(f"{operation}: {what} with {where}", published, ours, interval, runs, verdict, why))
+    return found
 
 
 EXPERIMENT = Experiment(

@@ -53,13 +53,19 @@ def row(projection: str, at: int | None, bound: float, accuracy: float = 0.97, s
 def test_never_and_always_are_judged_and_can_fail():
     rows = [row("none", 5, 1e5), row("stiefel", None, 1.0), row("embedding", 5, 1e5), row("hard-cap", None, 4.0)]
     found = [verdict.verdict for verdict in grokking.verdicts(rows, "paper")]
-    assert found == ["not reached", "reached", "reached", "not reached", "reached"]
+    assert found == ["not reached", "reached", "reached", "not reached", "measured"]
+
+
+@pytest.mark.parametrize(("step", "verdict"), [(5, "reached"), (20, "not reached")])
+def test_who_groks_last_is_judged_at_every_accuracy(step, verdict):
+    rows = [row(name, {"none": 15, "stiefel": None}.get(name, step), 1.0) for name in grokking.SETTINGS]
+    (found,) = [found for found in grokking.verdicts(rows, "paper") if "who groks last" in found.what]
+    assert found.verdict == verdict
 
 
 @pytest.mark.parametrize(
     ("accuracy", "verdict", "why"),
     [
-        (0.97, "another shape", "the other answer at 0.99"),
         (0.92, "same shape", "the other answer at 0.9"),
         (0.5, "same shape", ""),
     ],
@@ -72,18 +78,18 @@ def test_a_claim_that_another_accuracy_would_answer_otherwise_says_so(accuracy, 
 
 
 @pytest.mark.parametrize(
-    ("steps", "bounds", "verdict"),
+    ("steps", "bounds", "verdicts"),
     [
-        ((15, 10), (4, 9), "reached"),
-        ((10, 15), (4, 9), "not reached"),
-        ((15, 10), (9, 4), "not reached"),
-        ((10, 10), (4, 9), "measured"),
+        ((15, 10), (4, 9), ["reached", "reached"]),
+        ((10, 15), (4, 9), ["reached", "not reached"]),
+        ((15, 10), (9, 4), ["not reached", "reached"]),
+        ((10, 10), (4, 9), ["reached", "measured"]),
     ],
 )
-def test_decays_are_compared_at_one_rate_and_cap(steps, bounds, verdict):
+def test_decays_are_compared_at_one_rate_and_cap(steps, bounds, verdicts):
     rows = [row(name, step, bound, setting=grokking.COMPARED)
             for name, step, bound in zip(grokking.DECAYS, steps, bounds, strict=True)]  # fmt: skip
     rows.append(row(grokking.DECAYS[1], 5, 100.0))  # with a rate and cap of its own, which must not count
-    (found,) = [found for found in grokking.verdicts(rows, "paper") if "0.5 and of 0.1" in found.what]
-    assert found.verdict == verdict
-    assert found.ours.startswith(f"0.5: median {steps[0]} steps, bound {bounds[0]}")
+    found = [found for found in grokking.verdicts(rows, "paper") if "0.5 against 0.1" in found.what]
+    assert [each.verdict for each in found] == verdicts
+    assert [each.ours for each in found] == [f"{bounds[0]} against {bounds[1]}", f"{steps[0]} against {steps[1]}"]
