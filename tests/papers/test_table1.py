@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from papers import _by_form
 from papers._tokens import activations, token_task
 from papers.nanogpt_table1 import ROWS, Cell, config_of, verdicts
 
@@ -48,3 +49,11 @@ def test_rows_with_lt_s_measure_are_compared_in_it_and_rows_without_are_not():
     assert lines["largest entry as LT has it: which of two rows is lower"].verdict == "reached"
     turned = lines["largest RMS as LT has it: which of two rows is lower"]
     assert (turned.verdict, turned.why) == ("not reached", "here NanoGPT is below Modula")
+
+
+def test_a_peer_stands_in_the_order_of_losses_by_its_better_training():
+    scion = {"kind": "NanoGPT, Scion", "rate": _by_form.rate("NanoGPT, Scion", 1), "tokens": 1, "length": 128}
+    rows = [row("NanoGPT", validation_loss=1.9), row("ours, soft cap 8", validation_loss=1.8)]
+    for matched, verdict in ([], "not reached"), ([{"config": scion, "results": {"validation_loss": 1.7}}], "reached"):
+        (line,) = [each for each in verdicts([*rows, *matched], "paper") if each.what.startswith("validation loss")]
+        assert line.verdict == verdict
