@@ -76,6 +76,20 @@ def test_caps_are_those_at_which_the_formula_says_what_was_published():
         assert published(cap) <= bound < published(cap + 0.001)
 
 
+@pytest.mark.parametrize(
+    ("loss", "runs", "verdict"), [(1.21, 1, "reached"), (1.25, 3, "measured"), (1.25, 12, "not reached")]
+)
+def test_few_runs_do_not_refute_the_least_of_many(loss, runs, verdict):
+    """LT's 1.20 is the least of some 800 runs. A bound of 6.05 is LT's 6.02."""
+    scores = {"loss_as_published": loss, "loss": 1.6, "accuracy_as_published": 0.6}
+    results = scores | {"log10_as_published": math.log10(6.05), "log10_found": 2.0, "log10_proved": 9.0}
+    config = {"residual": "plain", "method": "soft cap", "strength": 2.0, "seed": 0}
+    rows = [{"config": config | {"lr": float(number)}, "results": results} for number in range(runs)]
+    found = {line.what: line.verdict for line in shakespeare_best.verdicts(rows, "paper")}
+    name = shakespeare_best.NAMES["LT, plain"]
+    assert found[f"{name}, at most 6.02 by its formula: loss, as LT read it"] == verdict
+
+
 @pytest.mark.slow
 def test_the_formula_is_below_what_is_proved_and_what_is_proved_is_no_less_than_what_is_found():
     model = at_caps(1.0).eval()
