@@ -39,6 +39,10 @@ numbers that are in a paper's released logs and not in its text; "(edge)" a best
 that was tried, so that another rate may be better."""
 
 
+NAMES = [name for name in MODULES if not load(name).source.startswith("no paper")]
+"""The experiments of the papers; what was not published stands in docs/results.md."""
+
+
 def finished(experiment: Experiment, preset: Preset) -> list[Row]:
     """The rows that there are."""
     return Table(RESULTS / f"{experiment.name}-{preset}" / "rows.jsonl").rows_of(experiment.cells(preset))
@@ -48,7 +52,7 @@ def state() -> Iterator[str]:
     """Every experiment, in a table."""
     yield "| experiment | `cpu` | `paper` |"
     yield "|---|---|---|"
-    for name in MODULES:
+    for name in NAMES:
         experiment = load(name)
         columns = []
         for preset in get_args(Preset):
@@ -129,7 +133,7 @@ def _short(commit: str) -> str:
 def page() -> str:
     """The whole page."""
     lines = [HEAD, "", *state()]
-    for name in MODULES:
+    for name in NAMES:
         experiment = load(name)
         for preset in get_args(Preset):
             if rows := finished(experiment, preset):

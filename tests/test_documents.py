@@ -170,6 +170,7 @@ def test_the_page_of_reproductions_is_what_its_rows_give():
     page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
     assert page == script("make_reproduction").page(), "run `python docs/make_reproduction.py`"
     rows = {str(path.relative_to(ROOT)) for path in (ROOT / "results" / "reproduce").rglob("rows.jsonl")}
+    page += (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert rows == set(re.findall(r"\]\(\.\./(results/reproduce/[^)]+\.jsonl)\)", page))  # none without its section
 
 
