@@ -131,6 +131,32 @@ def test_modular_descent_is_modular_dualization():
     torch.testing.assert_close(tree.norm(moved), torch.tensor(0.1))
 
 
+def test_steepest_descent_in_the_modular_norm_has_one_length_for_all_weights():
+    """MD proposition 1 and LMO equation 6: the minimiser of <g, d> + |d|^2 / (2 lr), checked by its value.
+
+    With each weight's own dual norm for its length, which "sharp" takes, the value is larger.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 2, bias=False)).double()
+    tree = wn.modular.modular_tree(model, wn.assign_norms(model, overrides={"*": EXACT}))
+    model(torch.randn(5, 4).double()).square().sum().backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    lr, before = 0.3, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def value(moved):
+        return sum((gradients[name] * moved[name]).sum() for name in moved) + tree.norm(moved) ** 2 / (2 * lr)
+
+    optimizer = wn.optim.ModularDescent(model, lr=lr * float(tree.dual_norm(gradients)), tree=tree, momentum=0.0)
+    optimizer.step()
+    joint = value({name: p.detach() - before[name] for name, p in model.named_parameters()})
+    torch.testing.assert_close(joint, -lr / 2 * tree.dual_norm(gradients) ** 2)
+    factors = tree.lr_factors()
+    own = {n: -lr * f * EXACT.dual_norm(gradients[n]) * EXACT.dualize(gradients[n]) for n, f in factors.items()}
+    assert value(own) > joint
+    with pytest.raises(ValueError, match=r"one for all.*optimizer\.tree\.dual_norm"):
+        wn.optim.ModularDescent(model, lr=lr, tree=tree, step_rule="sharp")
+
+
 def test_modular_descent_refuses_what_the_tree_does_not_hold():
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))
     tree = wn.modular.Atom("0.weight", wn.Spectral())

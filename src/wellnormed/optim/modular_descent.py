@@ -22,7 +22,8 @@ class ModularDescent(ConditionalGradient):
         tree: The model's modules with mass and sensitivity; `modular_tree(model)` without it. Parameters of mass 0
             stay where they are.
         settings: The keywords of `EngineSettings` but `norms`, `recipe`, `overrides` and `lr_factors`, which the tree
-            decides. Momentum 0 is MD's learning-rate transfer experiment.
+            decides. Momentum 0 is MD's learning-rate transfer experiment. `step_rule="sharp"` is refused: steepest
+            descent (MD proposition 1) has one length for all weights, `tree.dual_norm` of their gradients.
 
     Example:
         >>> from torch import nn
@@ -38,6 +39,11 @@ class ModularDescent(ConditionalGradient):
         if unused := settings.keys() & {"norms", "recipe", "overrides", "per_head", "lr_factors"}:
             raise ValueError(
                 f"ModularDescent: the tree decides {', '.join(sorted(unused))}; pass tree=modular_tree(model, norms)"
+            )
+        if settings.get("step_rule") == "sharp":
+            raise ValueError(
+                "ModularDescent: step_rule='sharp' takes each weight's own dual norm for a length, and the modular norm "
+                "has one for all, their weighted sum; leave it out and scale lr by optimizer.tree.dual_norm(gradients)"
             )
         self.tree = modular_tree(model) if tree is None else tree
         norms = {place.name: place.norm for place in self.tree.places()}

@@ -112,7 +112,8 @@ class SpectralDescent(ConditionalGradient):
     `w <- w - lr |m|_* dualize(m)` with the dual norm of the momentum as length (MD, proposition 1), so the step shrinks
     with the gradient and `lr` is the inverse of a sharpness. There is no bound on a step: of the constraints only those
     that need none can hold. Arguments and errors are those of `ConditionalGradient`; there is no momentum by default,
-    as in the paper.
+    as in the paper. Steepest descent in the largest norm over all parameters (LMO equation 6) is another method, whose
+    one length is the sum of these dual norms: `unconstrained` steps at `lr` times that sum.
 
     Example:
         >>> import torch
