@@ -2,15 +2,13 @@
 
 import copy
 from collections import Counter
-from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import wellnormed as wn
+from tests.constraints.test_constraints import BEAR_ANY_STEP, HardCapByProducts
 from wellnormed.constraints import HardCap, SoftCap, SpectralNormalize, caps
 
 CAP = 1.2
@@ -20,33 +18,9 @@ NORMS = {
     "per head": wn.norms.PerHead(4),
     "split unevenly": wn.norms.Split((3, 5)),
 }
-STEPS = 100
-RATES = {
-    "constant": lambda i: 0.02,
-    "warm-up": lambda i: 0.04 * i / STEPS,
-    "decay": lambda i: 0.04 * (1 - i / STEPS),
-    "jumps": lambda i: {0: 0.2, 1: 0.2, 9: 2.0, 20: 0.0, 21: 1e-9, 30: 1.1}.get(i % 37, 0.02),
-}
-"""Learning rates in units of the norm, of which the cap is 1.2."""
-
-
-@dataclass(frozen=True, repr=False)
-class HardCapByProducts(HardCap):
-    """As on a GPU."""
-
-    _method = "products"
-
-
-@dataclass(frozen=True, repr=False)
-class SpectralNormalizeByProducts(SpectralNormalize):
-    """As on a GPU."""
-
-    _method = "products"
-
 
 any_step = pytest.mark.parametrize("kind", [HardCap, SpectralNormalize])
 every_cap = pytest.mark.parametrize("kind", [HardCap, SpectralNormalize, SoftCap])
-TESTED = [HardCap, SpectralNormalize, HardCapByProducts, SpectralNormalizeByProducts]
 
 
 @pytest.fixture
@@ -78,38 +52,6 @@ def push(model, i=0):
         p.grad = -outward.to(p.dtype)
 
 
-@pytest.mark.parametrize(
-    "rate",
-    [
-        pytest.param(rate, id=name, marks=() if name in ("constant", "jumps") else pytest.mark.slow)
-        for name, rate in RATES.items()
-    ],
-)
-@pytest.mark.parametrize(
-    "kinds",
-    [(HardCap, SpectralNormalize), (HardCapByProducts,), (SoftCap,)],
-    ids=["decompositions", "products", "polynomials"],
-)
-def test_the_cap_is_proved_after_each_of_many_outward_steps(kinds, rate):
-    torch.manual_seed(0)
-    model = nn.ModuleDict({name: nn.Linear(8, 8, bias=False) for name in NORMS})
-    norms = wn.assign_norms(model, overrides={f"{name}.weight": norm for name, norm in NORMS.items()})
-    optimizer = wn.Scion(norms, momentum=0.0)
-    chosen = {name: kinds[i % len(kinds)](CAP, every=8) for i, name in enumerate(NORMS)}
-    constraints = wn.constrain(optimizer, chosen)
-    nearest = dict.fromkeys(constraints.names, 0.0)
-    for i in range(STEPS):
-        push(model, i)
-        for group in optimizer.param_groups:
-            group["lr"] = min(rate(i), 1.5)  # which each of them bears
-        optimizer.step()
-        ratios = constraints.proved_ratios()
-        assert all(ratio <= 1 for ratio in ratios.values())
-        nearest = {name: max(nearest[name], ratio) for name, ratio in ratios.items()}
-    assert min(nearest.values()) > 0.9  # steps that are as bad as they can be reach the cap
-    assert constraints.promised() == dict.fromkeys(ratios, CAP)
-
-
 @every_cap
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_cap_is_proved_in_16_bits_where_every_step_is_followed_by_a_projection(kind, dtype, projections):
@@ -122,27 +64,6 @@ def test_the_cap_is_proved_in_16_bits_where_every_step_is_followed_by_a_projecti
         assert constraints.proved_ratios()["0.weight"] <= 1
     assert projections.total() == 80
     assert torch.equal(model[0].weight, plain[0].weight)
-
-
-@pytest.mark.parametrize("kind", [*TESTED, SoftCap])
-@given(
-    shape=st.tuples(st.integers(1, 24), st.integers(1, 24)),
-    cap=st.sampled_from([1e-3, 0.7, 5.0, 1e4]),
-    every=st.integers(1, 30),
-    rates=st.lists(st.sampled_from([0.0, 1e-8, 1e-3, 0.05, 0.3, 3.0]), min_size=1, max_size=5),
-    decay=st.sampled_from([0.0, 0.3]),
-)
-@settings(max_examples=15)
-def test_the_law_holds_whatever_every_and_the_rates_are(kind, shape, cap, every, rates, decay):
-    model, optimizer, constraints = start(
-        kind(cap, every=every), NORMS["overshooting"], lr=0.0, shape=shape, weight_decay=decay
-    )
-    for i in range(20):
-        rate = rates[i % len(rates)] if kind in TESTED else min(rates[i % len(rates)], 1.2)
-        optimizer.param_groups[0]["lr"] = rate * min(cap, 1.0)
-        push(model, i)
-        optimizer.step()
-        assert constraints.proved_ratios()["0.weight"] <= 1
 
 
 @every_cap
@@ -192,31 +113,16 @@ def test_an_optimizer_without_a_bound_is_projected_after_every_step(kind, projec
 
 @every_cap
 def test_a_wait_of_one_step_is_no_wait(kind):
-    """`every=1` is the cap as it was before caps could wait: in its bits, its name and its empty state."""
-
-    class Plain(kind):
-        def seen_step(self, update_norm, weight):
-            return update_norm
-
-        def first_reach(self):
-            return None
-
-    weights = []
-    for constraint in (kind(CAP), kind(CAP, every=1), Plain(CAP)):
-        model, optimizer, constraints = start(constraint, NORMS["overshooting"])
-        for i in range(20):
-            push(model, i)
-            optimizer.step()
-        weights.append(model[0].weight)
-        assert constraints.state_dict() == {}
-    assert torch.equal(weights[0], weights[1])
-    assert torch.equal(weights[0], weights[2])
+    model, optimizer, constraints = start(kind(CAP, every=1), NORMS["overshooting"])
+    push(model)
+    optimizer.step()
+    assert constraints.state_dict() == {}
     assert repr(kind(CAP, every=1)) == f"{kind.__name__}(cap=1.2)"
     assert repr(kind(CAP, every=8)) == f"{kind.__name__}(cap=1.2, every=8)"
 
 
 @every_cap
-@pytest.mark.parametrize("steps", range(1, 10))
+@pytest.mark.parametrize("steps", range(1, 7))
 def test_a_run_that_is_resumed_between_projections_has_the_same_bits(kind, steps, projections):
     def run(count, model, optimizer):
         for i in range(count):
@@ -240,25 +146,6 @@ def test_a_run_that_is_resumed_between_projections_has_the_same_bits(kind, steps
     assert constraints.state_dict() == again[2].state_dict()
 
 
-def test_a_copied_optimizer_goes_on_counting(projections):
-    model, optimizer, _ = start(HardCap(CAP, every=6), lr=0.01)
-    for _ in range(3):
-        push(model)
-        optimizer.step()
-    both = copy.deepcopy(nn.ModuleList([model])), copy.deepcopy(optimizer)
-    projections.clear()
-    for _ in range(3):
-        push(model)
-        optimizer.step()
-    assert not projections
-    own = [p for group in both[1].param_groups for p in group["params"]]
-    for _ in range(4):
-        for p in own:
-            p.grad = p.detach().clone().neg()
-        both[1].step()
-    assert projections.total() == 1
-
-
 def test_a_weight_without_a_gradient_counts_no_step():
     model, optimizer, constraints = start(HardCap(CAP, every=8), count=2)
     for i in range(4):
@@ -278,21 +165,6 @@ def test_weights_of_one_shape_are_projected_in_one_batch(projections):
     assert projections == {3: 2}
 
 
-def test_certificates_hold_between_projections():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    optimizer = wn.Scion(wn.assign_norms(model), lr=0.02)
-    constraints = wn.constrain(optimizer, {"*.weight": HardCap(1.0, every=8)})
-    x = torch.randn(16, 6)
-    for i in range(14):
-        optimizer.zero_grad()
-        model(x).square().mean().neg().backward()
-        optimizer.step()
-        if i in (4, 13):
-            assert wn.certify(model, x).lipschitz <= 1.0 + 1e-4  # of the products' float32 arithmetic
-    assert max(constraints.proved_ratios().values()) <= 1
-
-
 @pytest.mark.parametrize(
     ("every", "message"), [(0, "every=0 must be at least 1"), (-3, "at least 1"), (2.5, "whole number"), (True, "bool")]
 )
@@ -301,7 +173,7 @@ def test_a_wait_that_is_no_number_of_steps_is_refused(every, message):
         HardCap(1.0, every=every)
 
 
-@pytest.mark.parametrize("kind", TESTED)
+@pytest.mark.parametrize("kind", BEAR_ANY_STEP)
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("norm", ["exact oracle", "per head"])
 def test_only_weights_that_are_not_proved_to_be_within_are_written(kind, every, norm, monkeypatch):

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -10,54 +11,53 @@ from hypothesis import strategies as st
 from torch import nn
 
 import wellnormed as wn
-
-CONSTRAINTS = {
-    "hard": wn.HardCap,
-    "soft": wn.SoftCap,
-    "normalize": wn.constraints.SpectralNormalize,
-    "decay": wn.constraints.WeightDecay,
-    "orthogonal": wn.constraints.Orthogonal,
-    "sphere": wn.constraints.Sphere,
-}
-every_constraint = pytest.mark.parametrize("constraint", CONSTRAINTS.values(), ids=CONSTRAINTS.keys())
+from wellnormed.constraints import HardCap, Orthogonal, SpectralNormalize, Sphere, WeightDecay
 
 
-@every_constraint
+@dataclass(frozen=True, repr=False)
+class HardCapByProducts(HardCap):
+    """As on a GPU."""
+
+    _method = "products"
+
+
+@dataclass(frozen=True, repr=False)
+class SpectralNormalizeByProducts(SpectralNormalize):
+    """As on a GPU."""
+
+    _method = "products"
+
+
+BEAR_ANY_STEP = [HardCap, SpectralNormalize, HardCapByProducts, SpectralNormalizeByProducts]
+
+
+@pytest.mark.parametrize("kind", [*BEAR_ANY_STEP, wn.SoftCap, WeightDecay, Orthogonal, Sphere])
 @given(
     shape=st.tuples(st.integers(1, 24), st.integers(1, 24)),
     cap=st.sampled_from([1e-3, 0.7, 5.0, 1e4]),
-    relative_lr=st.sampled_from([1e-6, 1e-2, 0.3, 0.85]),
+    every=st.integers(1, 30),
+    rates=st.lists(st.sampled_from([0.0, 1e-8, 1e-3, 0.05, 0.3, 0.85, 3.0]), min_size=1, max_size=5),
+    decay=st.sampled_from([0.0, 0.3]),
     aligned=st.booleans(),
     coefficients=st.sampled_from(["polar-express-5", "jordan-5", "you-6"]),
 )
 @settings(max_examples=15)
-def test_the_cap_is_proved_after_every_step(constraint, shape, cap, relative_lr, aligned, coefficients):
+def test_the_cap_is_proved_after_every_step(kind, shape, cap, every, rates, decay, aligned, coefficients):
     model = nn.Linear(shape[1], shape[0], bias=False)
-    assignment = wn.assign_norms(model, overrides={"weight": wn.Spectral(coefficients)})
-    optimizer = wn.Scion(assignment, lr=relative_lr * cap, momentum=0.0)
-    constraints = wn.constrain(optimizer, {"weight": constraint(cap)})
-    gen = torch.Generator().manual_seed(0)
-    for _ in range(12):
-        # the worst case pushes every singular value outward; the other is noise
-        w = model.weight.detach()
-        model.weight.grad = -w / w.abs().max().clamp(min=1e-30) if aligned else torch.randn(shape, generator=gen)
+    norms = wn.assign_norms(model, overrides={"weight": wn.Spectral(coefficients)})
+    optimizer = wn.Scion(norms, lr=0.0, momentum=0.0, weight_decay=decay)
+    waits = {"every": every} if kind in (*BEAR_ANY_STEP, wn.SoftCap) else {}
+    constraints = wn.constrain(optimizer, {"weight": kind(cap, **waits)})
+    generator = torch.Generator().manual_seed(0)
+    for i in range(20):
+        rate = rates[i % len(rates)]
+        optimizer.param_groups[0]["lr"] = min(cap, 1.0) * (rate if kind in BEAR_ANY_STEP else min(rate, 0.8))
+        # the worst case pushes every singular value outward, or the longest alone; the other is noise
+        u, s, vh = torch.linalg.svd(model.weight.detach(), full_matrices=False)
+        outward = (u * (s >= (s[0] if i % 2 else 0))) @ vh
+        model.weight.grad = -outward if aligned else torch.randn(shape, generator=generator)
         optimizer.step()
         assert constraints.proved_ratios()["weight"] <= 1
-
-
-@pytest.mark.parametrize("steps", [120, pytest.param(1000, marks=pytest.mark.slow)])
-def test_many_short_steps_do_not_creep_over_the_cap(steps):
-    """Rounding must not accumulate: many outward steps with a learning rate that decays to nothing."""
-    model = nn.ModuleDict({name: nn.Linear(16, 16, bias=False) for name in CONSTRAINTS})
-    optimizer = wn.Scion(wn.assign_norms(model), lr=1e-3, momentum=0.0)
-    constraints = wn.constrain(optimizer, {name: constraint(1.0) for name, constraint in CONSTRAINTS.items()})
-    for i in range(steps):
-        optimizer.param_groups[0]["lr"] = 0.05 * (1 - i / steps)
-        for weight in model.parameters():
-            weight.grad = -weight.detach().clone()
-        optimizer.step()
-    assert constraints.proved_ratios().keys() == {f"{name}.weight" for name in CONSTRAINTS}
-    assert all(0.5 < ratio <= 1 for ratio in constraints.proved_ratios().values()), constraints.proved_ratios()
 
 
 def test_per_head_caps_bind_every_head(generator):
@@ -70,18 +70,6 @@ def test_per_head_caps_bind_every_head(generator):
         optimizer.step()
     assert float(norm.slice_upper_bounds(model.weight).amax()) <= 1.5
     assert float(norm.slice_upper_bounds(model.weight).amin()) > 1.0  # every head was driven to its cap
-
-
-def test_soft_cap_refuses_a_learning_rate_beyond_its_promise_before_the_step():
-    model = nn.Linear(4, 4, bias=False)
-    optimizer = wn.Scion(wn.assign_norms(model), lr=0.1)
-    wn.constrain(optimizer, {"weight": wn.SoftCap(1.0)})
-    before = model.weight.detach().clone()
-    optimizer.param_groups[0]["lr"] = 2.0
-    model.weight.grad = torch.ones(4, 4)
-    with pytest.raises(ValueError, match=r"SoftCap\(1.0\) on 'weight'"):
-        optimizer.step()
-    assert torch.equal(before, model.weight.detach())
 
 
 @pytest.mark.parametrize("settings", [{"weight_decay": 0.5}, {"step_rule": "constrained", "radius": 1.5}], ids=str)

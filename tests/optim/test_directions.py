@@ -231,37 +231,8 @@ def test_weights_of_any_rate_and_radius_are_one_batch_where_the_direction_allows
 
 def test_what_normalizes_neurons_shares_a_batch_only_if_what_it_normalizes_does():
     assert NorMuon(0.9).same_at_any_rate
+    assert SpectralClip(3.0).same_at_any_rate
     assert not NorMuon(0.9, Unbounded()).same_at_any_rate
-
-
-def test_directions_of_the_package_are_computed_at_once_for_every_rate(monkeypatch):
-    jobs = []
-    run = wn.parallel.Job.run
-    monkeypatch.setattr(wn.parallel.Job, "run", lambda job: jobs.append(len(job.inputs[0])) or run(job))
-    model = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(5)))
-    model(torch.ones(2, 6)).square().sum().backward()
-    for settings in (
-        {},
-        {"directions": {"*": NorMuon()}},
-        {"directions": {"*": SpectralClip(3.0)}},
-        {"step_rule": "sharp"},
-    ):
-        factors = {f"{i}.weight": 0.5**i for i in range(5)}
-        optimizer = wn.optim.ConditionalGradient(model, lr=0.1, lr_factors=factors, **settings)
-        assert len({group["lr"] for group in optimizer.param_groups}) == 5
-        optimizer.step()
-        assert jobs == [5]
-        jobs.clear()
-
-
-def test_without_a_bound_what_needs_one_refuses_by_name():
-    layer, optimizer = optimizer_for((4, 4), directions={"weight": Unbounded()})
-    with pytest.raises(ValueError, match="SoftCap on 'weight' needs a bound on the step's norm"):
-        wn.constrain(optimizer, {"weight": wn.SoftCap(1.0)})
-    constraints = wn.constrain(optimizer, {"weight": wn.HardCap(1.0)})
-    layer.weight.grad = drawn((4, 4), 0)
-    optimizer.step()
-    assert constraints.proved_ratios()["weight"] <= 1
 
 
 @pytest.mark.parametrize("settings", [{}, {"step_rule": "sharp"}, {"memory": "gradient"}, {"radius": 3.0}, {"lr": 0.0}])

@@ -168,23 +168,6 @@ def test_state_finds_its_parameters_by_name():
         wn.Scion(wn.assign_norms(nn.Linear(2, 2, bias=False)), lr=1.0).load_state_dict(first.state_dict())
 
 
-def test_grad_scaler_and_clipping_do_not_change_a_scale_free_step():
-    plain, scaled = network(), network()
-    train(plain, wn.Scion(wn.assign_norms(plain), lr=0.05), 3)
-    optimizer = wn.Scion(wn.assign_norms(scaled), lr=0.05)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    for seed in range(3):
-        optimizer.zero_grad()
-        x = torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
-        scaler.scale(scaled(x).square().mean()).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(scaled.parameters(), 1e6)
-        scaler.step(optimizer)
-        scaler.update()
-    for a, b in zip(plain.parameters(), scaled.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
-
-
 EVERY = {
     **OURS,
     "memory-light": lambda model, lr: wn.Scion(model, lr=lr, memory="gradient"),
@@ -291,17 +274,6 @@ def test_a_schedule_compiles_nothing_anew(make):
             schedule.step()
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(a, b)
-
-
-def test_matrices_of_one_shape_are_one_call(monkeypatch):
-    model = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(5))
-    calls, dualize = [], wn.Spectral.dualize
-    monkeypatch.setattr(wn.Spectral, "dualize", lambda self, g: calls.append(g.shape) or dualize(self, g))
-    optimizer = wn.Scion(wn.assign_norms(model), lr=0.1)
-    for module in model:
-        module.weight.grad = torch.randn(4, 4)
-    optimizer.step()
-    assert calls == [(5, 4, 4)]
 
 
 def test_settings_that_a_scheduler_moves_out_of_range_are_refused_before_the_step():

@@ -214,7 +214,7 @@ def test_a_copy_keeps_its_constraints(duplicate, foreign):
     model = network()
     norms = wn.assign_norms(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1) if foreign else wn.Scion(norms, lr=0.2)
-    constraints = wn.constrain(optimizer, {"0": wn.HardCap(0.8), "2": wn.constraints.Hammer(0.8)}, norms=norms)
+    constraints = wn.constrain(optimizer, {"0": wn.HardCap(0.8, every=4), "2": wn.constraints.Hammer(0.8)}, norms=norms)
     train(model, optimizer, 3)
     twin, twin_optimizer, twin_constraints = duplicate(model, optimizer, constraints)
     train(model, optimizer, 3, first=3)
