@@ -34,11 +34,11 @@ import wellnormed as wn
 from campaigns.random_models import Drawn, draw_model
 from papers.header import header, write_result
 from wellnormed.certificates import capture
-from wellnormed.certificates.axes import inner_axes
 from wellnormed.certificates.continuous import Continuous
 from wellnormed.certificates.search import _better, _like, _Search, _Tangent, over, rms
 from wellnormed.certificates.sizes import largest_rms
-from wellnormed.certificates.walk import Walk, walked
+from wellnormed.lowering.axes import inner_axes
+from wellnormed.lowering.walk import Walk, walked
 from wellnormed.program.domain import default_axes
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.program.operation import name_of

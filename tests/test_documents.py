@@ -298,7 +298,7 @@ def test_every_command_that_a_page_names_exists(page):
 
 
 def test_the_guide_imports_from_rooms_and_not_from_their_private_files():
-    """`certificates.moves` and what a room exports as a module, such as `optim.directions`, are public."""
+    """`lowering.moves` and what a room exports as a module, such as `optim.directions`, are public."""
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     for room, file in re.findall(r"(?:from|import) wellnormed\.(\w+)\.(\w+)", text):
         exports = (ROOT / "src" / "wellnormed" / room / "__init__.py").read_text(encoding="utf-8")

@@ -70,7 +70,7 @@ _HOMES = {
     **dict.fromkeys(("calibrate", "capture", "certify", "constrain", "lower_bound", "verify"), ".certificates"),
 }
 
-_ROOMS = ("data", "parallel", "program", "proof", "routing", "train")
+_ROOMS = ("data", "lowering", "parallel", "program", "proof", "routing", "train")
 """Rooms that a training script seldom names."""
 
 # what no room exports is a room itself

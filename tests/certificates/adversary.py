@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wellnormed.certificates import capture
-from wellnormed.certificates.ledger import Ledger
-from wellnormed.certificates.operations.source import source
-from wellnormed.certificates.walk import Walk
+from wellnormed.lowering.ledger import Ledger
+from wellnormed.lowering.operations.source import source
+from wellnormed.lowering.walk import Walk
 from wellnormed.program.domain import default_axes
 from wellnormed.proof import Bounds
 from wellnormed.proof.value import Value

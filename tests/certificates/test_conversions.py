@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellnormed.certificates import Certificate, CheckError, UncertifiableError, certify, require_same_model, verify
-from wellnormed.certificates.stored import raw_tensor
+from wellnormed.lowering.stored import raw_tensor
 from wellnormed.proof import check
 
 from .adversary import Net, bounds_of, walked

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from wellnormed.certificates.ledger import Stored
-from wellnormed.certificates.operations.convolution import convolution, transposed_convolution
+from wellnormed.lowering.ledger import Stored
+from wellnormed.lowering.operations.convolution import convolution, transposed_convolution
 from wellnormed.program.domain import default_axes
 from wellnormed.program.errors import UncertifiableError
 
@@ -104,7 +104,7 @@ def test_over_tokens_with_channels(stride, dilation, groups):
     layer = nn.Conv1d(4, 2, 3, stride, 2, dilation, groups).requires_grad_(False)
     layer.weight.copy_(torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(groups)))
     ledger, x = begin((1, 6, 4))
-    from wellnormed.certificates.moves import pick
+    from wellnormed.lowering.moves import pick
 
     bias = Stored("b", layer.bias)
     turned = pick(ledger, x, lambda t: t.mT)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellnormed.certificates import certify
-from wellnormed.certificates.ledger import Ledger, Stored
-from wellnormed.certificates.operations import movement
+from wellnormed.lowering.ledger import Ledger, Stored
+from wellnormed.lowering.operations import movement
 from wellnormed.program.operation import OPERATIONS, name_of
 from wellnormed.proof import Row
 from wellnormed.proof.value import Base, Value
@@ -279,7 +279,7 @@ def test_random_positions(seed):
     keep = torch.rand(3, 4, generator=generator) < 0.7 if seed % 3 else torch.ones(3, 4, dtype=torch.bool)
     if seed % 3 == 2:
         keep = keep[:1].expand(3, 4)
-    from wellnormed.certificates.moves import pick
+    from wellnormed.lowering.moves import pick
 
     result = pick(ledger, value, lambda t: torch.where(keep, t.reshape(-1)[index], 0.0))
     _check(ledger, [result], [torch.where(keep, x.reshape(-1)[index], 0.0)], x)

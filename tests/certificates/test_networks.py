@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import wellnormed as wn
 from tests.proof.models import Function, small
 from wellnormed.certificates import Certificate, require_same_model
-from wellnormed.certificates.semidefinite import solve
 from wellnormed.data._download import find
+from wellnormed.lowering.semidefinite import solve
 from wellnormed.proof import CheckError
 from wellnormed.proof.lipsdp import MOST, Map
 from wellnormed.proof.lipsdp import Function as Slopes

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellnormed.certificates import UncertifiableError, certify, verify
-from wellnormed.certificates.ledger import Ledger
+from wellnormed.lowering.ledger import Ledger
 from wellnormed.program import operation
 from wellnormed.proof import CheckError
 

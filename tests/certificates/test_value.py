@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from wellnormed.certificates.ledger import Stored
-from wellnormed.certificates.moves import add, pick, side_by_side, times
-from wellnormed.certificates.operations.linear import linear, matmul, reduce
+from wellnormed.lowering.ledger import Stored
+from wellnormed.lowering.moves import add, pick, side_by_side, times
+from wellnormed.lowering.operations.linear import linear, matmul, reduce
 from wellnormed.program.domain import default_axes
 
 from .adversary import begin, groups_of, largest_gain_of_matrix

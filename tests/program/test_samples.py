@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import wellnormed as wn
 from wellnormed.certificates import UncertifiableError, capture, certify
-from wellnormed.certificates.walk import Walk
+from wellnormed.lowering.walk import Walk
 from wellnormed.program import Program
 
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from wellnormed.certificates import capture
 from wellnormed.certificates.certifying import certificate_of, promises_of
-from wellnormed.certificates.networks import Joint
-from wellnormed.certificates.walk import walked
 from wellnormed.constraints import Constraints
+from wellnormed.lowering.networks import Joint
+from wellnormed.lowering.walk import walked
 
 
 def document_of(

@@ -1,10 +1,10 @@
-"""Certificates: lower a program to rows of a proof, search from below, write files and prove them again.
+"""Certificates: certify, search from below, write files and prove them again, caps that keep a constant.
 
 `operation` registers the bound of an operation of your own.
 """
 
 from wellnormed._lazy import lazy_namespace
-from wellnormed.certificates import operations as operations  # registers the bounds of operations
+from wellnormed.lowering import operations as operations  # registers the bounds of operations
 
 __getattr__, __dir__ = lazy_namespace(
     __name__,
@@ -13,18 +13,18 @@ __getattr__, __dir__ = lazy_namespace(
         "Box": "wellnormed.program.domain",
         "Certificate": ".certificate",
         "CheckError": "wellnormed.proof",
-        "Ledger": ".ledger",
+        "Ledger": "wellnormed.lowering.ledger",
         "LowerBound": ".search",
         "Report": "wellnormed.proof",
         "Row": "wellnormed.proof",
-        "Stored": ".ledger",
+        "Stored": "wellnormed.lowering.ledger",
         "UncertifiableError": "wellnormed.program.errors",
         "Calibration": ".calibrating",
         "calibrate": ".calibrating",
         "capture": "wellnormed.program.capturing",
         "certify": ".certifying",
         "constrain": ".constraining",
-        "inner_axes": ".axes",
+        "inner_axes": "wellnormed.lowering.axes",
         "largest_entries": ".observing",
         "lower_bound": ".search",
         "number_formats": ".formats",

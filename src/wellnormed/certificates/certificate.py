@@ -17,7 +17,7 @@ from wellnormed.certificates import printing
 from wellnormed.certificates.document import ARITHMETIC, FORMAT_VERSION, fields_of, read_computed, row_document
 from wellnormed.certificates.radius import certified_radius
 from wellnormed.certificates.sizes import Bound, greatest, group_size, largest_rms
-from wellnormed.certificates.stored import raw_tensor
+from wellnormed.lowering.stored import raw_tensor
 from wellnormed.program.comparing import Comparison
 from wellnormed.program.domain import Box, Domain, domain_of
 from wellnormed.program.program import Program

@@ -14,10 +14,10 @@ from wellnormed._devices import default_on_cpu
 from wellnormed._inputs import require_module, require_numbers
 from wellnormed._version import VERSION
 from wellnormed.certificates.certificate import Certificate
-from wellnormed.certificates.networks import Joint
 from wellnormed.certificates.promising import promise_of
-from wellnormed.certificates.walk import Walk, walked
 from wellnormed.constraints import Constraints
+from wellnormed.lowering.networks import Joint
+from wellnormed.lowering.walk import Walk, walked
 from wellnormed.program.capturing import capture
 from wellnormed.program.comparing import Comparison
 from wellnormed.program.domain import Box, Domain

@@ -8,7 +8,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from wellnormed._files import read_bytes
-from wellnormed.certificates.stored import raw_tensor
+from wellnormed.lowering.stored import raw_tensor
 from wellnormed.program.comparing import CIRCUMSTANCES, Comparison
 from wellnormed.program.domain import DTYPES
 from wellnormed.proof import Bounds, Row

@@ -16,7 +16,7 @@ from torch import Tensor
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.observing import INPUT, LOGITS
 from wellnormed.certificates.sizes import short
-from wellnormed.certificates.stored import raw_tensor
+from wellnormed.lowering.stored import raw_tensor
 from wellnormed.proof import Row
 from wellnormed.proof.decimals import float_up
 from wellnormed.proof.gather import gather

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from wellnormed.certificates.moves import tables_of
+from wellnormed.lowering.moves import tables_of
 from wellnormed.norms import Norm
 from wellnormed.proof import Promise
 from wellnormed.proof.promises import Parts

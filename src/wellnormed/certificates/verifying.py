@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from wellnormed._devices import default_on_cpu
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.certifying import arguments_of, certify
-from wellnormed.certificates.networks import Joint
-from wellnormed.certificates.stored import raw_tensor
 from wellnormed.constraints import Constraints
+from wellnormed.lowering.networks import Joint
+from wellnormed.lowering.stored import raw_tensor
 from wellnormed.program.program import Program
 from wellnormed.proof import Bounds, CheckError, Report, check
 from wellnormed.proof.files import Stored, read_safetensors
@@ -100,8 +100,9 @@ def require_same_model(
     """
     margins = any(row.operation == "margin" for row in certificate.rows)
     domain = arguments_of(certificate.input_domain)
-    joint = Joint(certificate) if any(row.operation == "lipsdp" for row in certificate.rows) else "standard"
-    fresh = certify(model, example_input, **domain, output=output, margins=margins, within=within, effort=joint)
+    joint = Joint(certificate.rows, certificate.computed)
+    effort = joint if any(row.operation == "lipsdp" for row in certificate.rows) else "standard"
+    fresh = certify(model, example_input, **domain, output=output, margins=margins, within=within, effort=effort)
     if len(fresh.rows) != len(certificate.rows):
         raise CheckError(
             f"the model executes {len(fresh.rows)} operations, the certificate has {len(certificate.rows)}"

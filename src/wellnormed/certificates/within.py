@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from wellnormed.certificates.certifying import promised
 from wellnormed.certificates.promising import promise_of
 from wellnormed.certificates.sizes import largest_rms
-from wellnormed.certificates.walk import Walk, proved_again, walked
+from wellnormed.lowering.walk import Walk, proved_again, walked
 from wellnormed.norms import Norm
 from wellnormed.program.domain import Box, Domain
 from wellnormed.program.errors import UncertifiableError

@@ -42,8 +42,9 @@ class ModularDescent(ConditionalGradient):
             )
         if settings.get("step_rule") == "sharp":
             raise ValueError(
-                "ModularDescent: step_rule='sharp' takes each weight's own dual norm for a length, and the modular norm "
-                "has one for all, their weighted sum; leave it out and scale lr by optimizer.tree.dual_norm(gradients)"
+                "ModularDescent: step_rule='sharp' takes each weight's own dual norm for a length, and the modular "
+                "norm has one for all, their weighted sum; leave it out, and scale lr by "
+                "optimizer.tree.dual_norm(gradients)"
             )
         self.tree = modular_tree(model) if tree is None else tree
         norms = {place.name: place.norm for place in self.tree.places()}

@@ -1,6 +1,6 @@
 """One table of executed operations: the name of each, its kind, and the function that lowers it to rows of a proof.
 
-The records stand beside the lowerings, which register them when `wellnormed.certificates` is imported, and are read by
+The records stand beside the lowerings, which register them when `wellnormed.lowering` is imported, and are read by
 everyone who asks what an operation does. No other table of their names exists.
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from wellnormed.certificates.rounding import rounds
+from wellnormed.lowering.rounding import rounds
 from wellnormed.program.operation import kind_of, name_of
 
 Found = dict[str, Any]

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from wellnormed.certificates import moves
-from wellnormed.certificates.axes import inner_axes
-from wellnormed.certificates.ledger import Ledger, Stored
-from wellnormed.certificates.operations.movement import as_value
+from wellnormed.lowering import moves
+from wellnormed.lowering.axes import inner_axes
+from wellnormed.lowering.ledger import Ledger, Stored
+from wellnormed.lowering.operations.movement import as_value
 from wellnormed.program.operation import operation
 from wellnormed.proof.value import Value
 

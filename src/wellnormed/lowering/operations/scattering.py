@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellnormed.certificates import moves
-from wellnormed.certificates.axes import inner_axes
-from wellnormed.certificates.ledger import Ledger, Stored
-from wellnormed.certificates.operations.elementwise import add
-from wellnormed.certificates.operations.movement import as_value, where
-from wellnormed.certificates.operations.selection import in_order, larger
+from wellnormed.lowering import moves
+from wellnormed.lowering.axes import inner_axes
+from wellnormed.lowering.ledger import Ledger, Stored
+from wellnormed.lowering.operations.elementwise import add
+from wellnormed.lowering.operations.movement import as_value, where
+from wellnormed.lowering.operations.selection import in_order, larger
 from wellnormed.program.operation import operation
 from wellnormed.proof.value import UNIT, Base, Value
 

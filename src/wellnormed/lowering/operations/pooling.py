@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellnormed.certificates import moves
-from wellnormed.certificates.ledger import Ledger, Stored
-from wellnormed.certificates.operations.linear import average
-from wellnormed.certificates.operations.selection import settings_of
+from wellnormed.lowering import moves
+from wellnormed.lowering.ledger import Ledger, Stored
+from wellnormed.lowering.operations.linear import average
+from wellnormed.lowering.operations.selection import settings_of
 from wellnormed.program.operation import operation
 from wellnormed.proof.value import Value
 

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from torch import fx
 
-from wellnormed.certificates import matching, moves
-from wellnormed.certificates.axes import inner_axes
-from wellnormed.certificates.ledger import Ledger
-from wellnormed.certificates.matching import SQUARE, Anything, Found, Number, Op, X, match, op, square
-from wellnormed.certificates.operations.activation import apply
-from wellnormed.certificates.operations.movement import as_value
-from wellnormed.certificates.operations.normalization import centre, euclidean_norm, smooth_norm
-from wellnormed.certificates.operations.selection import larger, paired, settings_of, windows
-from wellnormed.certificates.patterns import Lowering
+from wellnormed.lowering import matching, moves
+from wellnormed.lowering.axes import inner_axes
+from wellnormed.lowering.ledger import Ledger
+from wellnormed.lowering.matching import SQUARE, Anything, Found, Number, Op, X, match, op, square
+from wellnormed.lowering.operations.activation import apply
+from wellnormed.lowering.operations.movement import as_value
+from wellnormed.lowering.operations.normalization import centre, euclidean_norm, smooth_norm
+from wellnormed.lowering.operations.selection import larger, paired, settings_of, windows
+from wellnormed.lowering.patterns import Lowering
 from wellnormed.proof.value import Value
 
 Y = Anything("y")

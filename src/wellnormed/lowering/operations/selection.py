@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wellnormed.certificates import moves
-from wellnormed.certificates.axes import inner_axes
-from wellnormed.certificates.ledger import Ledger
-from wellnormed.certificates.operations.movement import written
+from wellnormed.lowering import moves
+from wellnormed.lowering.axes import inner_axes
+from wellnormed.lowering.ledger import Ledger
+from wellnormed.lowering.operations.movement import written
 from wellnormed.program.operation import operation
 from wellnormed.proof.value import Base, Value
 

@@ -6,20 +6,20 @@ joint bound that `proof.lipsdp` proves.
 """
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from wellnormed._warnings import warn
-from wellnormed.certificates.axes import inner_axes
-from wellnormed.certificates.certificate import Certificate
-from wellnormed.certificates.ledger import Ledger, Stored
-from wellnormed.certificates.semidefinite import solve
-from wellnormed.certificates.walk import Walk
+from wellnormed.lowering.axes import inner_axes
+from wellnormed.lowering.ledger import Ledger, Stored
+from wellnormed.lowering.semidefinite import solve
+from wellnormed.lowering.walk import Walk
 from wellnormed.program.errors import UncertifiableError
-from wellnormed.proof import CheckError, Proof
+from wellnormed.proof import CheckError, Proof, Row
 from wellnormed.proof.lipsdp import DEEPEST, MOST, Network, applies, joins, slopes_of
 from wellnormed.proof.value import Base, Value, unmoved
 
@@ -97,14 +97,15 @@ def ends_of_networks(walk: Walk) -> dict[fx.Node, str]:
 
 
 class Joint:
-    """Adds the rows of joint bounds; with a certificate, its own rows in the place of new ones.
+    """Adds the rows of joint bounds; with those of a certificate, these in the place of new ones.
 
     Args:
-        known: The certificate whose multipliers are used again.
+        known: The rows of a certificate, whose multipliers are used again.
+        computed: The tensors that it holds for these rows.
     """
 
-    def __init__(self, known: Certificate | None = None) -> None:
-        self._known = known
+    def __init__(self, known: Sequence[Row] | None = None, computed: Mapping[str, Tensor] | None = None) -> None:
+        self._known, self._computed = known, computed or {}
 
     def improved(self, walk: Walk) -> Walk:
         """A walk that will bound the networks of a finished one jointly."""
@@ -124,9 +125,9 @@ class Joint:
             end_gain, start_gain = (ledger.bounds(x, axes).gain.max() for x in (end, start))
             constants = _solved(ledger, start, end, name, float(end_gain / start_gain)) if start_gain else None
         else:
-            constants = next((row.constants for row in self._known.rows if row.name == name), None)
+            constants = next((row.constants for row in self._known if row.name == name), None)
             for each in (constants or {}).get("multipliers", ()):
-                ledger.use(Stored(each, self._known.computed[each], computed=True))
+                ledger.use(Stored(each, self._computed[each], computed=True))
         if constants is None:
             return end
         try:

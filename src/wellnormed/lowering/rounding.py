@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from wellnormed.certificates.ledger import Ledger
+from wellnormed.lowering.ledger import Ledger
 from wellnormed.proof.value import Value
 
 

@@ -4,23 +4,23 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from wellnormed.certificates.contractions import CONTRACTIONS, rectified
-from wellnormed.certificates.ledger import Ledger, Stored
-from wellnormed.certificates.matching import match
-from wellnormed.certificates.moves import pick
-from wellnormed.certificates.operations.elementwise import add
-from wellnormed.certificates.operations.linear import margin
-from wellnormed.certificates.operations.source import embedding, source
-from wellnormed.certificates.patterns import PATTERNS, attention_of, spelled_attention
-from wellnormed.certificates.rounding import rounded, rounds
-from wellnormed.certificates.sizes import greatest
-from wellnormed.certificates.softmaxes import SOFTMAXES
+from wellnormed.lowering.contractions import CONTRACTIONS, rectified
+from wellnormed.lowering.ledger import Ledger, Stored
+from wellnormed.lowering.matching import match
+from wellnormed.lowering.moves import pick
+from wellnormed.lowering.operations.elementwise import add
+from wellnormed.lowering.operations.linear import margin
+from wellnormed.lowering.operations.source import embedding, source
+from wellnormed.lowering.patterns import PATTERNS, attention_of, spelled_attention
+from wellnormed.lowering.rounding import rounded, rounds
+from wellnormed.lowering.softmaxes import SOFTMAXES
 from wellnormed.program.constants import compute, draws
 from wellnormed.program.dependence import reached, repeats
 from wellnormed.program.domain import Domain, default_axes
@@ -317,7 +317,13 @@ def walked(
         apart.run(margins)
     except UncertifiableError:  # so many groups may be too many
         return walk
-    return min(walk, apart, key=lambda each: greatest(next(reversed(each.ledger.proof.rows.values())), "gain"))
+    return min(walk, apart, key=_gain)
+
+
+def _gain(walk: Walk) -> Decimal:
+    output = next(reversed(walk.ledger.proof.rows.values()))
+    assert output.bounds is not None
+    return output.bounds.gain.max()
 
 
 def proved_again(walk: Walk, promises: Mapping[str, Promise]) -> list[Row]:

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 
 from torch import fx
 
-from wellnormed.certificates.ledger import Ledger, Stored
-from wellnormed.certificates.matching import SQUARE, Anything, Found, Number, Op, X, add, mul, op, peel
-from wellnormed.certificates.moves import pick
-from wellnormed.certificates.operations.activation import apply
-from wellnormed.certificates.operations.attention import attend
-from wellnormed.certificates.operations.linear import convex_potential
-from wellnormed.certificates.operations.normalization import axes_of, normalize, project, standardize, to_unit
-from wellnormed.certificates.rounding import rounds
+from wellnormed.lowering.ledger import Ledger, Stored
+from wellnormed.lowering.matching import SQUARE, Anything, Found, Number, Op, X, add, mul, op, peel
+from wellnormed.lowering.moves import pick
+from wellnormed.lowering.operations.activation import apply
+from wellnormed.lowering.operations.attention import attend
+from wellnormed.lowering.operations.linear import convex_potential
+from wellnormed.lowering.operations.normalization import axes_of, normalize, project, standardize, to_unit
+from wellnormed.lowering.rounding import rounds
 from wellnormed.program.operation import name_of
 from wellnormed.proof.value import Value
 

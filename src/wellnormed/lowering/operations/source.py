@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from wellnormed.certificates.ledger import Ledger, Stored
+from wellnormed.lowering.ledger import Ledger, Stored
 from wellnormed.program.domain import DTYPES, Box, constants_of, default_axes
 from wellnormed.proof.decimals import float_up, root_down, rounding_up
 from wellnormed.proof.value import Value

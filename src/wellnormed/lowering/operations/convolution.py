@@ -12,13 +12,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from wellnormed.certificates import moves
-from wellnormed.certificates.axes import inner_axes
-from wellnormed.certificates.ledger import Ledger, Stored
-from wellnormed.certificates.moves import each_axis
-from wellnormed.certificates.operations.elementwise import add, along_channels
-from wellnormed.certificates.operations.linear import linear
-from wellnormed.certificates.operations.selection import windows
+from wellnormed.lowering import moves
+from wellnormed.lowering.axes import inner_axes
+from wellnormed.lowering.ledger import Ledger, Stored
+from wellnormed.lowering.moves import each_axis
+from wellnormed.lowering.operations.elementwise import add, along_channels
+from wellnormed.lowering.operations.linear import linear
+from wellnormed.lowering.operations.selection import windows
 from wellnormed.program.operation import operation
 from wellnormed.proof.value import Value
 

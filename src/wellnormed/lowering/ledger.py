@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellnormed.certificates.axes import inner_axes, parts_of_outputs, with_inner_axes
-from wellnormed.certificates.stored import raw_tensor
+from wellnormed.lowering.axes import inner_axes, parts_of_outputs, with_inner_axes
+from wellnormed.lowering.stored import raw_tensor
 from wellnormed.program.domain import STORED, Domain
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.proof import Bounds, CheckError, Claim, Promise, Proof, Row
@@ -115,7 +115,7 @@ class Ledger:
             UncertifiableError: The row does not follow; says why.
 
         Example:
-            >>> from wellnormed.certificates.operations.source import source
+            >>> from wellnormed.lowering.operations.source import source
             >>> ledger = Ledger(radius=1.0)
             >>> x = source(ledger, (1, 4), "x")  # a vector of 4 entries: its gain is 2
             >>> sigmoid = {"function": "sigmoid", "numbers": []}
@@ -135,7 +135,7 @@ class Ledger:
     def move(
         self, operation: str, inputs: Sequence[Value], shape: Sequence[int], constants: Mapping[str, Any]
     ) -> Value:
-        """Add the row of a move to the proof and return its result; see `certificates.moves`."""
+        """Add the row of a move to the proof and return its result; see `lowering.moves`."""
         return self._add(self.unique_name(), operation, inputs, shape, constants)
 
     def least(self, *values: Value) -> Value:

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from wellnormed.certificates.axes import inner_axes
-from wellnormed.certificates.ledger import Ledger, Stored
-from wellnormed.certificates.moves import pick
-from wellnormed.certificates.operations.elementwise import multiply
+from wellnormed.lowering.axes import inner_axes
+from wellnormed.lowering.ledger import Ledger, Stored
+from wellnormed.lowering.moves import pick
+from wellnormed.lowering.operations.elementwise import multiply
 from wellnormed.program.operation import operation
 from wellnormed.proof.value import Value
 

@@ -6,7 +6,7 @@
 - `add`: the sum of inputs of shapes that broadcast.
 - `constant`: a stored tensor or a number.
 - `idle_ball`: the projection onto a ball that contains every value.
-- `rounding`: a conversion to fewer digits, which in real arithmetic is the identity; see `certificates.rounding`.
+- `rounding`: a conversion to fewer digits, which in real arithmetic is the identity; see `lowering.rounding`.
 """
 
 import math
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellnormed.certificates.axes import inner_axes
-from wellnormed.certificates.ledger import Ledger, Stored
+from wellnormed.lowering.axes import inner_axes
+from wellnormed.lowering.ledger import Ledger, Stored
 from wellnormed.proof.decimals import float_up
 from wellnormed.proof.functions import shape_of
 from wellnormed.proof.value import UNIT, Base, Value
@@ -37,7 +37,7 @@ def pick(ledger: Ledger, x: Value, move: Move) -> Value:
             the result has zeros.
 
     Example:
-        >>> from wellnormed.certificates.operations.source import source
+        >>> from wellnormed.lowering.operations.source import source
         >>> ledger = Ledger(radius=1.0)
         >>> padded = pick(ledger, source(ledger, (1, 4), "x"), lambda entries: torch.nn.functional.pad(entries, (1, 1)))
         >>> padded.shape, float(ledger.bounds(padded, [-1]).radius.max())

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from wellnormed.certificates import moves
-from wellnormed.certificates.axes import inner_axes
-from wellnormed.certificates.ledger import Ledger, Stored
-from wellnormed.certificates.operations.elementwise import add, along_channels, multiply, square
-from wellnormed.certificates.operations.selection import paired
+from wellnormed.lowering import moves
+from wellnormed.lowering.axes import inner_axes
+from wellnormed.lowering.ledger import Ledger, Stored
+from wellnormed.lowering.operations.elementwise import add, along_channels, multiply, square
+from wellnormed.lowering.operations.selection import paired
 from wellnormed.program.operation import operation
 from wellnormed.proof.decimals import rounding_up
 from wellnormed.proof.value import Value

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellnormed.certificates import matching, moves
-from wellnormed.certificates.ledger import Ledger, Stored
-from wellnormed.certificates.matching import Anything, Number, Op, X, op
-from wellnormed.certificates.operations.attention import logsumexp, softmax
-from wellnormed.certificates.operations.elementwise import add
-from wellnormed.certificates.operations.normalization import axes_of
-from wellnormed.certificates.operations.scattering import positions, sources_of, taken
-from wellnormed.certificates.operations.selection import extreme, in_order, ordered
-from wellnormed.certificates.patterns import Lowering
+from wellnormed.lowering import matching, moves
+from wellnormed.lowering.ledger import Ledger, Stored
+from wellnormed.lowering.matching import Anything, Number, Op, X, op
+from wellnormed.lowering.operations.attention import logsumexp, softmax
+from wellnormed.lowering.operations.elementwise import add
+from wellnormed.lowering.operations.normalization import axes_of
+from wellnormed.lowering.operations.scattering import positions, sources_of, taken
+from wellnormed.lowering.operations.selection import extreme, in_order, ordered
+from wellnormed.lowering.patterns import Lowering
 from wellnormed.proof.value import Value
 
 _MASK, _CHOICE, _BIAS, _DIM = (Anything(name) for name in ("mask", "choice", "bias", "dim"))

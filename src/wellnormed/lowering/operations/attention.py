@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from wellnormed.certificates import moves
-from wellnormed.certificates.axes import inner_axes
-from wellnormed.certificates.ledger import Ledger
-from wellnormed.certificates.operations.linear import matmul
-from wellnormed.certificates.operations.normalization import axes_of
-from wellnormed.certificates.operations.selection import paired
+from wellnormed.lowering import moves
+from wellnormed.lowering.axes import inner_axes
+from wellnormed.lowering.ledger import Ledger
+from wellnormed.lowering.operations.linear import matmul
+from wellnormed.lowering.operations.normalization import axes_of
+from wellnormed.lowering.operations.selection import paired
 from wellnormed.program.operation import operation
 from wellnormed.proof import Claim
 from wellnormed.proof.attention import Origin, origin_of

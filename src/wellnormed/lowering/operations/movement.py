@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellnormed.certificates.ledger import Ledger, Stored
-from wellnormed.certificates.moves import add, number, pick, side_by_side, spread
+from wellnormed.lowering.ledger import Ledger, Stored
+from wellnormed.lowering.moves import add, number, pick, side_by_side, spread
 from wellnormed.program.operation import operation
 from wellnormed.proof.value import Value
 

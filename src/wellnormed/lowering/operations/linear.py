@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from wellnormed.certificates import moves
-from wellnormed.certificates.axes import inner_axes
-from wellnormed.certificates.ledger import Ledger, Stored
-from wellnormed.certificates.operations.elementwise import add
-from wellnormed.certificates.operations.scattering import mixed, positions
+from wellnormed.lowering import moves
+from wellnormed.lowering.axes import inner_axes
+from wellnormed.lowering.ledger import Ledger, Stored
+from wellnormed.lowering.operations.elementwise import add
+from wellnormed.lowering.operations.scattering import mixed, positions
 from wellnormed.program.operation import operation
 from wellnormed.proof.inference import weight_of
 from wellnormed.proof.value import UNIT, Base, Value
