@@ -137,13 +137,12 @@ def test_layer_wise_rates_reach_what_is_left_to_adamw():
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        (lambda model: [model[0].weight], "0.bias, 2.weight"),
         (lambda model: [{"params": list(model.parameters())}, {"params": [model[0].weight]}], "'0.weight' is in two"),
         (lambda model: [*model.parameters(), nn.Parameter(torch.ones(2))], r"shape \(2,\) in group 0"),
         (lambda model: [], "no parameters"),
     ],
 )
-def test_routing_is_total(form, message):
+def test_a_parameter_is_in_one_group_and_has_a_norm(form, message):
     model = network()
     with pytest.raises(ValueError, match=message):
         wn.Scion(form(model), lr=0.1, norms=wn.assign_norms(model))

@@ -27,6 +27,7 @@ from wellnormed.parallel import Placement
 from wellnormed.parallel.placement import in_buckets
 from wellnormed.routing import Assignment
 from wellnormed.routing.patterns import bare_names
+from wellnormed.routing.places import standing
 
 Value = TypeVar("Value")
 _OF_THE_WHOLE = ("norms", "process_group", "agree_every")
@@ -65,7 +66,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         validation.refuse_unknown(type(self), settings)
         settings = {**self.preset, **settings}
         groups, assignment = self._resolve(params, settings)
-        self.model = next((each for each in (params, settings.get("norms")) if isinstance(each, nn.Module)), None)
+        self._of_model = any(isinstance(each, nn.Module) for each in (params, settings.get("norms")))
         later = {key: value for key, value in settings.items() if key not in _OF_THE_WHOLE}
         self._chosen = cast(EngineSettings, later)  # for parameters that join in the middle of training
         self._process_group = settings.get("process_group")
@@ -78,6 +79,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         if lr is None and (rule := rule_of(defaults)) is not None and not rule.scale_free:
             raise ValueError("step_rule='sharp' takes an inverse sharpness, which depends on the loss; pass lr=")
         self._adopt(assignment)
+        self._left_out = set(self._elsewhere())  # of the model's names: those that others move
         self._adamw_rate = 0.0  # the largest rate of AdamW that a group was made with
         super().__init__(split(groups, assignment, defaults["lr"], settings), defaults)
 
@@ -100,6 +102,16 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._norms: dict[Tensor, Norm | None] = {a.parameter: a.norm for a in assignment}
         self._directions = validation.directions_of(assignment, self._chosen.get("directions") or {})
 
+    @property
+    def model(self) -> nn.Module | None:
+        """The model whose parameters these are; None if it lives no longer, or was never known."""
+        return self.assignment.model()
+
+    def _elsewhere(self) -> dict[str, Tensor]:
+        """The trained parameters of the model, as it is now, that are in no group."""
+        named = () if self.model is None else self.model.named_parameters()
+        return {name: p for name, p in named if p.requires_grad and p not in self._norms}
+
     def __str__(self) -> str:
         """What the next step will use: for every parameter its norm, radius, learning rate and cap, and why."""
         self._index()
@@ -107,7 +119,9 @@ class ConditionalGradient(torch.optim.Optimizer):
         later = {"norm": None, "reason": "step_rule='adamw'"}  # of groups that were changed since
         now = tuple(replace(a, **later) if a.norm and not self._norms[a.parameter] else a for a in self.assignment)
         shown = table(replace(self.assignment, assigned=now), self._moved, self.defaults, rates, self._caps())
-        return "\n".join([f"{type(self).__name__}{shown}", *notes(self._moved)])
+        here = None if self.model is None else set(self.model.parameters())
+        gone = [name for name, (_, p) in self._owner.items() if here is not None and p not in here]
+        return "\n".join([f"{type(self).__name__}{shown}", *notes(self._moved, gone, list(self._elsewhere()))])
 
     def _caps(self) -> dict[str, str]:
         """Each constrained parameter's constraint in a few letters."""
@@ -142,7 +156,9 @@ class ConditionalGradient(torch.optim.Optimizer):
             known = self._known_later(members)
             entries = validation.assign_later(members, param_group, {a.parameter: a for a in known}, self._owner)
             frozen = tuple(name for name in assignment.frozen if all(name != a.name for a in entries))
-            assignment = Assignment(assignment.assigned + entries, frozen, assignment.lr, known.weights)
+            assignment = replace(
+                assignment, assigned=assignment.assigned + entries, frozen=frozen, weights=known.weights
+            )
             added = {**param_group, "params": [(a.name, a.parameter) for a in entries]}
             added.pop("norm", None)
             groups = split([added], assignment, self.defaults["lr"], self._chosen)
@@ -163,7 +179,9 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     def _known_later(self, members: list[tuple[str, nn.Parameter]]) -> Assignment:
         """The norms that are known for parameters that come later: those of all that the model holds now."""
-        return Assignment(()) if self.model is None else self._resolve(self.model, self._chosen)[1]
+        if self.model is None or not self._of_model:
+            return Assignment(())
+        return self._resolve(self.model, self._chosen)[1]
 
     def _index(self) -> None:
         """Find whose group is whose, and check the settings, where somebody has changed any since the last time.
@@ -296,6 +314,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         sizes = validation.gradient_sizes(parameters, self.state)
         if not sizes:
             self._warn_once("gradients", validation.NO_GRADIENTS)
+        self._warn_of_unmoved()
         changes = [follower.changes() for follower in self.attached]
         if self.placement.shared and steps % self._agree_every == 0:
             told = {f"{i} {name}": number for i, each in enumerate(changes) for name, number in each.items()}
@@ -304,6 +323,15 @@ class ConditionalGradient(torch.optim.Optimizer):
         validation.refuse_not_finite(sizes, steps)
         for follower, change in zip(self.attached, changes, strict=True):
             follower.before(self, change)
+
+    def _warn_of_unmoved(self) -> None:
+        """Warn by name of parameters that joined the model since, have a gradient, and are in no group."""
+        if self.model is None or all(p.grad is None or p in self._norms for p, _ in standing(self.model)):
+            return
+        moving = [name for name, p in self._elsewhere().items() if p.grad is not None]
+        if unmoved := [name for name in moving if name not in self._left_out]:
+            self._left_out.update(unmoved)
+            warn(validation.UNMOVED.format(", ".join(unmoved[:3]) + ", ..." * bool(unmoved[3:])))
 
     def _batches(self, compiled: bool) -> Iterator[Batch]:
         """Parameters that move along a direction, in batches of equal norm and direction; singly to save memory."""
@@ -411,7 +439,7 @@ class ConditionalGradient(torch.optim.Optimizer):
             follower.doubt()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("assignment", "attached", "_chosen", "_agree_every", "_adamw_rate")
+        kept = ("assignment", "attached", "_chosen", "_agree_every", "_adamw_rate", "_of_model", "_left_out")
         momenta = {p: {"momentum_buffer": p.grad} for p in self._in_gradients() if p.grad is not None}
         own = super().__getstate__()
         state = own["state"].copy()
@@ -421,8 +449,8 @@ class ConditionalGradient(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._averaged = {}  # settings and averages come together
         super().__setstate__(state)
-        if "_norms" not in vars(self):  # a copy: without its model, and without the process group, which has no copy
-            self.model, self._process_group = None, None
+        if "_norms" not in vars(self):  # a copy: without the process group, which has no copy
+            self._process_group = None
             self._begin()
             self._adopt(self.assignment)
             if self.attached:

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,9 +32,9 @@ _ADAMW = AdamWSettings()
 
 
 def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assignment]:
-    """Groups whose `params` are `(name, parameter)` pairs, and the assignment that names them.
+    """Groups whose `params` are `(name, parameter)` pairs, and the part of the assignment that names them.
 
-    Every parameter of the assignment must be in one group, and no other parameter in any.
+    Every parameter must be in one group alone, and in the assignment. Other optimizers may move the rest of it.
     """
     norms = params if settings.get("norms") is None else settings["norms"]
     if isinstance(norms, nn.Module):
@@ -69,13 +69,7 @@ def resolve(params: Params, settings: EngineSettings) -> tuple[list[Group], Assi
     counts = Counter(name for group in resolved for name, _ in group["params"])
     if twice := [name for name, count in counts.items() if count > 1]:
         raise ValueError(f"parameter {twice[0]!r} is in two groups; leave it in one")
-    if missing := [a.name for a in norms if a.name not in counts]:
-        raise ValueError(
-            f"{', '.join(missing)} have a norm but are in no group, so nothing would train them; add them, or freeze "
-            "them before assign_norms. (ZeroRedundancyOptimizer passes some parameters to each process; use "
-            "process_group= instead)"
-        )
-    return resolved, norms
+    return resolved, replace(norms, assigned=tuple(a for a in norms if a.name in counts))
 
 
 def named(params: Iterable[Any]) -> list[Group]:
@@ -129,6 +123,11 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
     result = []
     for group in groups:
         require_numbers("in a group, ", {"lr": group.get("lr", lr)}, tensor=True)
+        if of_all := sorted(group.keys() & EngineSettings.__annotations__.keys() - _KEYS):
+            raise ValueError(
+                f"a group has {of_all[0]!r}, which is of the whole optimizer; pass it beside the groups. "
+                "(ZeroRedundancyOptimizer puts it into them; use process_group= in its place)"
+            )
         if unknown := sorted(group.keys() - _KEYS):
             raise ValueError(
                 f"a group has {unknown[0]!r}, and its settings are {', '.join(sorted(_SETTINGS))}; leave it out. "

@@ -8,6 +8,7 @@ from wellnormed.modular import NormedModule, modular_tree
 from wellnormed.optim.conditional_gradient import ConditionalGradient
 from wellnormed.optim.settings import EngineSettings
 from wellnormed.routing import AssignedParameter, Assignment
+from wellnormed.routing.places import Weak
 
 
 class ModularDescent(ConditionalGradient):
@@ -57,4 +58,4 @@ class ModularDescent(ConditionalGradient):
         reasons = {name: f"{factor:.4g} of the modular step" for name, factor in factors.items()}
         assigned = tuple(AssignedParameter(name, p, norms[name], reasons[name]) for name, p in trainable.items())
         frozen = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
-        super().__init__(Assignment(assigned, frozen), lr, **settings)
+        super().__init__(Assignment(assigned, frozen, model=Weak(model)), lr, **settings)

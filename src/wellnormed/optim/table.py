@@ -50,11 +50,13 @@ def _differing(one: Moved, defaults: Group) -> str:
     return ", ".join(differs + ([f"direction={one.direction!r}"] if one.direction != one.rule.direction else []))
 
 
-def notes(moved: Sequence[Moved]) -> list[str]:
-    """What a reader of the table may ask."""
-    if not any(one.group.get("vector_radii") for one in moved):
-        return []
-    return [
-        "radii below 1 are sizes at the start: a bias has that of the weight beside it,",
-        "a gain half of it, any other vector its own, and at least 1/4 of its layer's",
-    ]
+def notes(moved: Sequence[Moved], gone: Sequence[str], elsewhere: Sequence[str]) -> list[str]:
+    """What a reader of the table may ask; which of its parameters the model has no longer, and which it lacks."""
+    lines = [f"no longer in the model: {', '.join(gone)}"] if gone else []
+    lines += [f"in no group of this optimizer: {', '.join(elsewhere)}"] if elsewhere else []
+    if any(one.group.get("vector_radii") for one in moved):
+        lines += [
+            "radii below 1 are sizes at the start: a bias has that of the weight beside it,",
+            "a gain half of it, any other vector its own, and at least 1/4 of its layer's",
+        ]
+    return lines

@@ -10,6 +10,7 @@ from wellnormed.optim.conditional_gradient import ConditionalGradient
 from wellnormed.optim.groups import named
 from wellnormed.optim.settings import EngineSettings
 from wellnormed.routing import AssignedParameter, Assignment
+from wellnormed.routing.places import Weak
 
 
 class _Uniform(ConditionalGradient):
@@ -26,11 +27,12 @@ class _Uniform(ConditionalGradient):
                 f"{type(self).__name__}: every parameter has one norm here, so {', '.join(sorted(unused))} would say "
                 "nothing; leave it out, or use Scion"
             )
+        model = params if isinstance(params, nn.Module) else None
         if isinstance(params, nn.Module):
             params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
         groups = named(params)
         entries = [a for group in groups for a in self._known_later(group["params"])]
-        settings["norms"] = Assignment(tuple(entries), lr=self.recommended_lr)
+        settings["norms"] = Assignment(tuple(entries), lr=self.recommended_lr, model=Weak(model))
         super().__init__(groups, lr, **settings)
 
     def _known_later(self, members: list[tuple[str, nn.Parameter]]) -> Assignment:

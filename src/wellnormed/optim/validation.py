@@ -40,6 +40,10 @@ RAISED_RATE = (
     "another one than that of the norms. A scheduler with one rate for all groups, as OneCycleLR(optimizer, 0.02), "
     "raises it too; give it one for each: max_lr=[group['lr'] for group in optimizer.param_groups]"
 )
+UNMOVED = (
+    "the model's {} have a gradient and are in no group of this optimizer, which does not move them: add them by "
+    "optimizer.add_param_group, or make the optimizer again; if another optimizer moves them, all is well"
+)
 UNCAPPED = (
     "load_state_dict: the state was saved with constraints on {} parameters that have none here, such as {} ({}): call "
     "wellnormed.constrain again, and load the state of the constraints too"

@@ -19,6 +19,7 @@ from wellnormed.norms.base import Norm
 from wellnormed.norms.spectral import MatrixNorm
 from wellnormed.routing.attributes import stored
 from wellnormed.routing.patterns import Matched, match_patterns
+from wellnormed.routing.places import Weak
 from wellnormed.routing.recipes import DEFAULT_RECIPE, RECIPES, RecipeName
 from wellnormed.routing.roles import Roles
 from wellnormed.routing.tables import aligned, grouped
@@ -79,6 +80,8 @@ class Assignment:
     """The learning rate recommended with these norms, which optimizers take that are given none."""
     weights: tuple[Weight, ...] = field(default=(), repr=False)
     """All matrices and kernels; their initial sizes set the radii of vectors and embeddings."""
+    model: Weak = field(default=Weak(None), repr=False, compare=False)
+    """The model whose parameters these are, as long as it lives; a call returns it, or None."""
 
     def __iter__(self) -> Iterator[AssignedParameter]:
         return iter(self.assigned)
@@ -194,7 +197,7 @@ class _Routing:
         for pattern, norm in overrides.items():
             check_norm(norm, f"overrides[{pattern!r}]")
         self.name, self.recipe, self.overrides, self.per_head = recipe, RECIPES[recipe], overrides, per_head
-        self.roles = Roles(model)
+        self.model, self.roles = model, Roles(model)
         self.places: dict[nn.Parameter, list[str]] = defaultdict(list)
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self.places[parameter].append(name)
@@ -219,7 +222,7 @@ class _Routing:
             message = f"{', '.join(names)} {what}: pass overrides={{{chosen}}} with {override}, or with the norm shown"
             warn(message + " by print(assign_norms(model)) to confirm it")
         frozen = tuple(names[0] for p, names in self.places.items() if not p.requires_grad)
-        return Assignment(tuple(assigned), frozen, self.recipe.lr, tuple(self._weights()))
+        return Assignment(tuple(assigned), frozen, self.recipe.lr, tuple(self._weights()), Weak(self.model))
 
     def _weights(self) -> Iterator[Weight]:
         for parameter, names in self.places.items():

@@ -20,6 +20,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from wellnormed.routing.attributes import attention_heads
 from wellnormed.routing.fused import experts, projection
 from wellnormed.routing.patterns import unwrapped
+from wellnormed.routing.places import is_original
 
 Kind = Literal["embedding", "one-hot columns", "matrix", "experts", "convolution", "gain", "vector", "attention bias"]
 
@@ -115,9 +116,8 @@ class Roles:
             names = {"original0": f"{served}_g", "original1": served} if isinstance(module[0], _WeightNorm) else {}
             if name_there := {"original": served, **names}.get(leaf):
                 return self.owners[layer_name.removesuffix(".")], name_there
-        served, _, kind = leaf.rpartition("_")
-        if kind in ("v", "orig") and served in vars(module):  # as the hooks that torch had before parametrizations do
-            return module, served
+        elif is_original(module, leaf):
+            return module, leaf.rpartition("_")[0]
         return module, leaf
 
     def role(self, name: str, shape: Sequence[int]) -> Role | None:
