@@ -13,7 +13,7 @@ from papers._table import Row, Table, cell_key
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RESULTS = ROOT / "docs" / "reproduction.md", ROOT / "results" / "reproduce"
-HEAD = """# The four papers, one command each
+HEAD = """# Experiments of the four papers, one command each
 
 ```sh
 python -m papers --list                  # every experiment: cells, cost, verdicts
@@ -31,10 +31,11 @@ Figures and a table are drawn at the end. Some experiments read what text there 
 in `$WELLNORMED_DATA`, else the plays that the package installs; a command that would add rows of another
 text is refused.
 
-Below are the committed rows, each with its command and commit. The preset `paper` is a paper's own setting, judged
-"reached" or "not reached". Where `cpu` is smaller, the verdict is about the shape of a curve. Nothing is judged where
-nothing was published, or where size or number of runs forbid a comparison; such lines stand in `table.md` beside the
-rows. Brackets hold the least and the largest over the seeds. "(log)" marks
+Below are the committed rows; [the papers' claims](papers.md#what-the-papers-claim) are a table of their own. The preset
+`paper` is a paper's own setting, judged "reached" or "not reached". Where `cpu` is smaller, the verdict is about the
+shape of a curve; "corrected" where the paper's own formulas or logs say otherwise. Nothing is judged where nothing was
+published, or where size or number of runs forbid a comparison: such lines, commits, machines and minutes stand in
+`table.md` beside the rows. Brackets hold the least and the largest over the seeds. "(log)" marks
 numbers that are in a paper's released logs and not in its text; "(edge)" a best loss at the smallest or largest rate
 that was tried, so that another rate may be better."""
 
@@ -46,25 +47,6 @@ NAMES = [name for name in MODULES if not load(name).source.startswith("no paper"
 def finished(experiment: Experiment, preset: Preset) -> list[Row]:
     """The rows that there are."""
     return Table(RESULTS / f"{experiment.name}-{preset}" / "rows.jsonl").rows_of(experiment.cells(preset))
-
-
-def state() -> Iterator[str]:
-    """Every experiment, in a table."""
-    yield "| experiment | `cpu` | `paper` |"
-    yield "|---|---|---|"
-    for name in NAMES:
-        experiment = load(name)
-        columns = []
-        for preset in get_args(Preset):
-            rows, total = finished(experiment, preset), len(experiment.cells(preset))
-            if not rows:
-                columns.append("-")
-                continue
-            counts = Counter(verdict.verdict for verdict in experiment.verdicts(rows, preset))
-            verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-            part = "" if len(rows) == total else f"{len(rows):,} of {total:,} cells: "
-            columns.append(f"{part}[{verdicts}](#{name}-preset-{preset})")
-        yield f"| `{name}` | {columns[0]} | {columns[1]} |"
 
 
 def shown(verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -100,12 +82,7 @@ def section(experiment: Experiment, preset: Preset, rows: list[Row]) -> Iterator
     name = f"{experiment.name}-{preset}"
     note = f" Here: {note}." if (note := experiment.differs.get(preset)) else ""
     yield from (f"## {experiment.name}, preset {preset}", "", f"{experiment.source}: {experiment.shows}.{note}")
-    first_commit, *others = dict.fromkeys(_short(row["commit"]) for row in rows)
-    commits = (
-        f"{first_commit} and {len(others)} more commits" if len(others) > 2 else ", ".join([first_commit, *others])
-    )
-    machines = "; ".join(dict.fromkeys(row["machine"] for row in rows))
-    seeds, minutes = len({row["seed"] for row in rows}), sum(row["seconds"] for row in rows) / 60
+    seeds = len({row["seed"] for row in rows})
     if missing := not_run(experiment, preset, rows):
         yield from ("", f"{missing}.")
     verdicts = experiment.verdicts(rows, preset)
@@ -114,8 +91,7 @@ def section(experiment: Experiment, preset: Preset, rows: list[Row]) -> Iterator
     judged = [verdict for verdict in verdicts if verdict.verdict != "measured" and verdict not in before]
     yield from (
         "",
-        f"[rows](../results/reproduce/{name}/rows.jsonl): "
-        f"{len(rows):,} cells, {seeds} seed{'s' * (seeds > 1)}, {minutes:.1f} minutes; {machines}; {commits}.",
+        f"[rows](../results/reproduce/{name}/rows.jsonl): {len(rows):,} cells, {seeds} seed{'s' * (seeds > 1)}.",
     )
     if judged:
         counts = Counter(verdict.verdict for verdict in judged)
@@ -125,14 +101,9 @@ def section(experiment: Experiment, preset: Preset, rows: list[Row]) -> Iterator
         yield from ("", f"![{figure}](../results/reproduce/{name}/{figure}.png)")
 
 
-def _short(commit: str) -> str:
-    """Ten digits, and whether something was changed since."""
-    return commit[:10] + commit[40:]
-
-
 def page() -> str:
     """The whole page."""
-    lines = [HEAD, "", *state()]
+    lines = [HEAD]
     for name in NAMES:
         experiment = load(name)
         for preset in get_args(Preset):

@@ -18,6 +18,7 @@ from benchmarks.public_curves import SCION
 from benchmarks.public_curves import best as curves
 from benchmarks.public_defaults import ARMS, MODELS, PEERS, means, missing
 from docs.harnesses import pass_rates, ranks
+from docs.make_claims import claims
 from papers._table import Table
 from papers.certified_vision import BUDGETS, TITLES, Best, Kind, best, distance, mean
 from papers.certified_vision import PEERS as LIBRARIES
@@ -509,7 +510,10 @@ def page() -> str:
     return "\n".join([HEAD, "", *(line for part in parts for line in part)]).rstrip()
 
 
-WITHIN = {PAGE: page, ROOT / "README.md": facts, ROOT / "docs" / "certified-vision.md": vision}
+DOCS = ROOT / "docs"
+WITHIN = {
+    PAGE: page, ROOT / "README.md": facts, DOCS / "certified-vision.md": vision, DOCS / "papers.md": claims,
+}  # fmt: skip
 """Pages with a part that is made from the files, and what makes it."""
 
 

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Literal
 
@@ -61,6 +61,10 @@ class Verdict:
     """`measured`: nothing was published, or the setting is ours. `corrected`: the paper's own numbers say otherwise."""
     why: str = ""
     """Why a number is not reached, or in what the setting differs from the paper's."""
+
+    def measured(self) -> "Verdict":
+        """The line of a run whose setting is not the paper's: nothing is judged."""
+        return replace(self, published="-", verdict="measured", why="")
 
 
 @dataclass(frozen=True)

@@ -187,8 +187,8 @@ def _compared(adam: dict[str, np.ndarray], muon: dict[str, np.ndarray], network:
             ours = f"{values[0].mean():.3f} against {values[1].mean():.3f}"
             interval = " and ".join(f"{own.min():.3f} to {own.max():.3f}" for own in values)
             whole = f"{name} against AdamW: {what}, budget {budget:.3g}"
-            line = (published, ours, interval, sum(map(len, values)), verdict)
-            found.append(Verdict(whole, *(line if judged else ("-", *line[1:4], "measured"))))
+            line = Verdict(whole, published, ours, interval, sum(map(len, values)), verdict)
+            found.append(line if judged else line.measured())
     return found
 
 

@@ -241,9 +241,9 @@ def _as_released(rows: Sequence[Row]) -> list[Verdict]:
         near = abs(got["accuracy"] - accuracy) <= WITHIN and abs(off) <= BOUND_WITHIN
         why = "; ".join(filter(None, (f"the bound is off by {off:+.0%}" if abs(off) > BOUND_WITHIN else "", why)))
         published = f"{published or '-, '}{accuracy}, {bound} (log)"
-        line = (published, ours, interval, len(own), "reached" if near else "not reached", why)
-        whole = f"{what}: loss, accuracy, bound"
-        found.append(Verdict(whole, *(line if judged else ("-", ours, interval, len(own), "measured"))))
+        verdict, whole = "reached" if near else "not reached", f"{what}: loss, accuracy, bound"
+        line = Verdict(whole, published, ours, interval, len(own), verdict, why)
+        found.append(line if judged else line.measured())
     ours, theirs = (means.get((who, "weight decay")) for who in ("Muon", "AdamW's best"))
     if ours and theirs:
         numbers = [f"{each['accuracy']:.3f} at {shown(each['lipschitz'], '.0f')}" for each in (ours, theirs)]

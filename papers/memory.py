@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import wellnormed as wn
-from papers._experiment import Experiment, Preset, Verdict
+from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import panels
 from papers._table import Row
 from wellnormed.train.task import Task, fit
@@ -132,8 +132,8 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
-    """Multiples of the weights' own bytes in float32. LMO says which buffers there are, and publishes no bytes."""
-    counted = {"AdamW": 3.0, "Scion": 2.0, "Scion, memory-light": 1.0}
+    """Multiples of the weights' own bytes in float32, and which LMO's buffers come to."""
+    counted, (yes, no) = {"Scion": 2.0, "Scion, memory-light": 1.0}, ANSWERS[preset]
     found = []
     for precision in get_args(Precision):
         for name in get_args(Optimizer):
@@ -141,10 +141,11 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             if not values:
                 continue
             ours = f"{max(values):.2f} times the weights in float32"
+            interval, line = f"{min(values):.2f} to {max(values):.2f}", ("-", "measured")
             if name in counted:
-                ours += f"; {counted[name] * (1.0 if precision == 'float32' else 0.5):g} by counting buffers"
-            interval = f"{min(values):.2f} to {max(values):.2f}"
-            found.append(Verdict(f"{name}, {precision}", "-", ours, interval, len(values), "measured"))
+                most = counted[name] * (1.0 if precision == "float32" else 0.5)
+                line = f"{most:g} by its buffers", no if max(values) > 1.01 * most else yes
+            found.append(Verdict(f"{name}, {precision}", line[0], ours, interval, len(values), line[1]))
     return found
 
 

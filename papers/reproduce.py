@@ -74,14 +74,17 @@ def draw(experiment: Experiment, preset: Preset, rows: Sequence[Row], path: Path
     """Write the figures and `table.md` of rows into their folder."""
     for figure_name, figure in experiment.figures(rows).items():
         save_figure(figure, path / f"{figure_name}.png")
-    write_atomically(path / "table.md", markdown(experiment.verdicts(rows, preset)))
+    write_atomically(path / "table.md", markdown(experiment.verdicts(rows, preset), rows))
 
 
-def markdown(verdicts: Sequence[Verdict]) -> str:
-    """The table of an experiment."""
+def markdown(verdicts: Sequence[Verdict], rows: Sequence[Row]) -> str:
+    """The table of an experiment, and where its rows come from."""
     lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
     lines += [f"| {' | '.join(str(x).replace('|', chr(92) + '|') for x in astuple(verdict))} |" for verdict in verdicts]
-    return "\n".join(lines) + "\n"
+    minutes = sum(row["seconds"] for row in rows) / 60
+    machines, commits = (dict.fromkeys(row[key] for row in rows) for key in ("machine", "commit"))
+    short = ", ".join(commit[:10] + commit[40:] for commit in commits)
+    return "\n".join([*lines, "", f"{len(rows):,} cells, {minutes:.1f} minutes; {'; '.join(machines)}; {short}.", ""])
 
 
 def cost(cells: Sequence[Any], rows: Mapping[str, Row], beyond: int = 0) -> str:

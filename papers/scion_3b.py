@@ -81,9 +81,9 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     for method in METHODS:
         if own := losses(rows, method):
             tried = sum(bool(losses(rows, method, factor)) for factor in FACTORS)
-            ours = f"{fmean(own):.3f}"
-            ours += f"; {(lowest := least(rows, method)).loss:.3f} at the best of {tried} rates" if tried > 1 else ""
-            ours += " (edge)" * (tried > 1 and lowest.at_edge)
+            lowest = least(rows, method)
+            at_best = f"; {lowest.loss:.3f} at the best of {tried} rates" + " (edge)" * lowest.at_edge
+            ours = f"{fmean(own):.3f}" + at_best * (tried > 1)
             near = abs(fmean(own) - TABLE_5[method]) <= WITHIN
             verdict = "measured" if preset == "cpu" else yes if near else no
             interval = f"{min(own):.3f} to {max(own):.3f}"

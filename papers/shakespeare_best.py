@@ -255,7 +255,9 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             means = {name: fmean(10 ** said(row, formula) for row in at) for formula, name in FORMULAS.items()}
             told = ", ".join(f"{mean:.3g} ({name})" for name, mean in means.items() if not math.isnan(mean))
             more = f" where LT's formulas say {told} and {shown(fmean(proved), '.3g')} is proved"
-            add(f"{name} at the cap {cap:g}: largest gain found", gains, more=more)
+            holds = all(gain <= 10 ** said(row) for gain, row in zip(gains, at, strict=True))
+            line = ("at most LT's formula", ANSWERS[preset][not holds], more, "" if holds else f"no bound of {name}")
+            add(f"{name} at the cap {cap:g}: largest gain found", gains, *line)
     add_loss("nanoGPT's baseline", best_of_seeds(rows, "nanoGPT", "loss"), "loss", NANOGPT, smaller)
     for whose in dict.fromkeys(map(kind, rows)):
         apart = [row["results"]["loss"] - row["results"][excerpt] for row in rows if kind(row) == whose]

@@ -99,9 +99,10 @@ of_committed = pytest.mark.parametrize(
 @of_committed
 def test_the_table_is_that_of_the_committed_rows(path):
     name, _, preset = path.parent.name.rpartition("-")
-    verdicts = load(name).verdicts(committed(name, preset), preset)
-    assert markdown(verdicts) == (path.parent / "table.md").read_text()
-    assert markdown(verdicts).count("\n") == len(verdicts) + 2 > 2
+    rows = committed(name, preset)
+    verdicts = load(name).verdicts(rows, preset)
+    assert markdown(verdicts, rows) == (path.parent / "table.md").read_text()
+    assert verdicts
 
 
 @pytest.mark.slow
