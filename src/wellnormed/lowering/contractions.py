@@ -24,9 +24,9 @@ from wellnormed.lowering.patterns import Lowering
 from wellnormed.proof.value import Value
 
 Y = Anything("y")
-_ABOVE = "gt.Tensor gt.Scalar ge.Tensor ge.Scalar"
-_BELOW = "lt.Tensor lt.Scalar le.Tensor le.Scalar"
-_WHERE = "where.self where.ScalarSelf where.ScalarOther"
+_ABOVE = "gt ge"
+_BELOW = "lt le"
+_WHERE = "where"
 
 
 def _chosen(lesser: bool) -> tuple[Op, ...]:
@@ -42,8 +42,8 @@ def _chosen(lesser: bool) -> tuple[Op, ...]:
 def _lp_pool(axes: int) -> Any:
     """`lp_pool` of torch for `norm_type=2`, over so many axes."""
     mean = op(f"avg_pool{axes}d.default", SQUARE, Anything("kernel"), rest="windows")
-    size = op("mul.Tensor", op("sign.default", mean), op("relu.default", op("abs.default", mean)))
-    return op("pow.Tensor_Scalar", op("mul.Tensor", size, Number("count")), 0.5)
+    size = op("mul", op("sign.default", mean), op("relu.default", op("abs.default", mean)))
+    return op("pow.Tensor_Scalar", op("mul", size, Number("count")), 0.5)
 
 
 def _pool(axes: int, ledger: Ledger, f: Mapping[str, Any]) -> Value:
@@ -77,8 +77,8 @@ def _length(ledger: Ledger, f: Mapping[str, Any]) -> Value:
 
 _GATE = op("sigmoid.default", X)
 _FIRST, _SECOND = Anything("first"), Anything("second")
-_DIFFERENCE = op("mul.Tensor", op("sub.Tensor", _FIRST, _SECOND), _GATE, either_order=True)
-_MIXTURE = op("add.Tensor", _DIFFERENCE, _SECOND, either_order=True)
+_DIFFERENCE = op("mul", op("sub", _FIRST, _SECOND), _GATE, either_order=True)
+_MIXTURE = op("add", _DIFFERENCE, _SECOND, either_order=True)
 """`(a - b) sigmoid(x) + b`, as gated recurrent units have it."""
 
 
@@ -102,18 +102,18 @@ CONTRACTIONS: list[tuple[Any, Lowering]] = [
         for lesser in (False, True)
     ),
     (
-        op("sub.Tensor", X, op("mean.dim", X, Anything("dims"), True, rest="mean_rest")),
+        op("sub", X, op("mean.dim", X, Anything("dims"), True, rest="mean_rest")),
         lambda ledger, f: centre(ledger, f["x"], f["dims"]),
     ),
-    (op("sub.Tensor", X, op("tanh.default", X)), lambda ledger, f: apply(ledger, "tanhshrink", f["x"])),
+    (op("sub", X, op("tanh.default", X)), lambda ledger, f: apply(ledger, "tanhshrink", f["x"])),
     *((_lp_pool(axes), partial(_pool, axes)) for axes in (1, 2, 3)),
     (_LENGTH, _length),
     (_MIXTURE, _mixture),
-    ((op("rsub.Scalar", _GATE, 1), op("sub.Tensor", 1, _GATE)), _complement),
+    ((op("rsub", _GATE, 1), op("sub", 1, _GATE)), _complement),
 ]
 """Patterns with the functions that bound them, as in `PATTERNS`."""
 
-_NEGATIVE = (op("neg.default", X), op("mul.Tensor mul.Scalar", X, -1), op("mul.Tensor mul.Scalar", -1, X))
+_NEGATIVE = (op("neg.default", X), op("mul", X, -1), op("mul", -1, X))
 _RECTIFIED: list[tuple[int, int, tuple[Op, ...]]] = [
     (sign * outer, outer, forms)
     for sign, x in ((-1, _NEGATIVE), (1, X))

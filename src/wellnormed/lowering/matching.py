@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 
 from wellnormed.lowering.rounding import rounds
-from wellnormed.program.operation import kind_of, name_of
+from wellnormed.program.operation import family_of, kind_of
 
 Found = dict[str, Any]
 """Name in a pattern -> the node, number or list that stands there."""
@@ -38,27 +38,27 @@ class Op:
     With `keywords` its keyword arguments have exactly these names; without, they count as further arguments.
     """
 
-    names: tuple[str, ...]
+    families: tuple[str, ...]
     arguments: tuple[Any, ...]
     either_order: bool = False
     rest: str = ""
     keywords: tuple[tuple[str, Any], ...] = ()
 
 
-def op(names: str, *arguments: Any, either_order: bool = False, rest: str = "", **keywords: Any) -> Op:
-    """One of the operations of `aten` with these names, separated by spaces."""
+def op(families: str, *arguments: Any, either_order: bool = False, rest: str = "", **keywords: Any) -> Op:
+    """One of the operations of some families, whose names are separated by spaces; see `Operation.family`."""
     given = tuple(sorted(keywords.items()))
-    return Op(tuple(f"aten.{name}" for name in names.split()), arguments, either_order, rest, given)
+    return Op(tuple(families.split()), arguments, either_order, rest, given)
 
 
 def mul(a: Any, b: Any) -> Op:
     """`a b`, in either order."""
-    return op("mul.Tensor mul.Scalar", a, b, either_order=True)
+    return op("mul", a, b, either_order=True)
 
 
 def add(a: Any, b: Any) -> Op:
     """`a + b`, in either order."""
-    return op("add.Tensor add.Scalar", a, b, either_order=True)
+    return op("add", a, b, either_order=True)
 
 
 def square(x: Any) -> tuple[Op, ...]:
@@ -88,7 +88,7 @@ def match(pattern: Any, node: Any, found: Found, same: Mapping[fx.Node, fx.Node]
         return {**found, pattern.name: node} if equal else None
     if not isinstance(pattern, Op):
         return found if not isinstance(node, fx.Node) and node == pattern else None
-    if not isinstance(node, fx.Node) or name_of(node.target) not in pattern.names or rounds(node):
+    if not isinstance(node, fx.Node) or family_of(node) not in pattern.families or rounds(node):
         return None
     arguments = list(node.args) + [node.kwargs[key] for key in sorted(node.kwargs)]
     parts = (*pattern.arguments, *(part for _, part in pattern.keywords))

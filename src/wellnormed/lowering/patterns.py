@@ -16,10 +16,10 @@ from wellnormed.lowering.operations.attention import attend
 from wellnormed.lowering.operations.linear import convex_potential
 from wellnormed.lowering.operations.normalization import axes_of, normalize, project, standardize, to_unit
 from wellnormed.lowering.rounding import rounds
-from wellnormed.program.operation import name_of
+from wellnormed.program.operation import family_of
 from wellnormed.proof.value import Value
 
-_DIV = "div.Tensor div.Scalar"
+_DIV = "div"
 _OVER, _EPS, _CORRECTION = Anything("dims"), Number("eps"), Anything("correction")
 
 
@@ -51,7 +51,7 @@ _INVERSE = op("reciprocal.default", _LENGTH)
 _RADIAL = mul(X, op("clamp.default", (mul(_INVERSE, Number("radius")), _INVERSE), None, 1))
 _SHARED = mul(_LENGTH, Number("share")), op(_DIV, _LENGTH, Number("count")), _LENGTH
 _UNIT = _by(X, (op("clamp_min.default clamp.default", _LENGTH, _EPS), add(_SHARED, _EPS)))
-_CENTRED = op("sub.Tensor", X, op("mean.dim", X, _OVER, True, rest="mean_rest"))
+_CENTRED = op("sub", X, op("mean.dim", X, _OVER, True, rest="mean_rest"))
 _CUBE = (op("pow.Tensor_Scalar", X, 3), mul(mul(X, X), X))
 _TANH = op("tanh.default", mul(add(X, mul(_CUBE, 0.044715)), math.sqrt(2 / math.pi)))
 _ERF = op("erf.default", (op(_DIV, X, math.sqrt(2)), mul(X, 1 / math.sqrt(2)), mul(X, math.sqrt(0.5))))
@@ -70,13 +70,13 @@ _WEIGHT, _FACTOR = Anything("weight"), Number("factor")
 def _back(hidden: Any) -> tuple[Op, ...]:
     """`W^T hidden`."""
     return (
-        op("matmul.default mm.default", hidden, _WEIGHT),
+        op("matmul", hidden, _WEIGHT),
         op("linear.default", hidden, op("t.default numpy_T.default", _WEIGHT)),
     )
 
 
 _HIDDEN = op("relu.default", op("linear.default", X, _WEIGHT, rest="bias"))
-_POTENTIAL = op("sub.Tensor", X, (*_back((mul(_HIDDEN, _FACTOR), _HIDDEN)), mul(_back(_HIDDEN), _FACTOR)))
+_POTENTIAL = op("sub", X, (*_back((mul(_HIDDEN, _FACTOR), _HIDDEN)), mul(_back(_HIDDEN), _FACTOR)))
 _FUSED_POTENTIAL = op("addmm.default", X, _HIDDEN, _WEIGHT, alpha=Number("minus_factor"))
 
 
@@ -96,7 +96,7 @@ def _standardized(ledger: Ledger, f: Mapping[str, Any], squared: bool) -> Value:
 
 _SLOPED = mul(X, Number("slope"))
 _LEAKY = tuple(
-    op("where.self", op(f"{names}.Scalar", X, 0), *branches)
+    op("where", op(names, X, 0), *branches)
     for pair, branches in (("gt ge", (X, _SLOPED)), ("lt le", (_SLOPED, X)))
     for names in pair.split()
 )
@@ -133,10 +133,10 @@ def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | Non
         node: The last product.
         dependent: Whether a node depends on the input.
     """
-    if name_of(node.target) not in _PRODUCTS or rounds(node):
+    if family_of(node) != "matmul" or rounds(node):
         return None
-    weights, v = _under(node.args[0], _DROPOUT), node.args[1]
-    if not isinstance(weights, fx.Node) or name_of(weights.target) not in _SOFTMAX or rounds(weights):
+    weights, v = _under(node.args[0], "dropout.default"), node.args[1]
+    if not isinstance(weights, fx.Node) or family_of(weights) != "softmax" or rounds(weights):
         return None
     if int(weights.args[1]) not in (-1, weights.meta["val"].ndim - 1):  # type: ignore[arg-type]
         return None
@@ -170,15 +170,15 @@ class _Logits:
 
     def factors_of(self, logits: Any) -> tuple[Any, ...]:
         """The factors of the product; none if something else happens to it."""
-        logits = _under(logits, ())
+        logits = _under(logits)
         while isinstance(logits, fx.Node) and not rounds(logits):
-            name, keywords = name_of(logits.target), dict[str, Any](logits.kwargs)
-            if name in _PRODUCTS:
+            family, keywords = family_of(logits), dict[str, Any](logits.kwargs)
+            if family == "matmul":
                 return logits.args
-            if name == _SUM_WITH_PRODUCT:
+            if family == "baddbmm.default":
                 return self._factors_of_sum(*logits.args, **keywords)
-            reader = self._STEPS.get(name)
-            logits = _under(reader and reader(self, *logits.args, **keywords), ())
+            reader = self._STEPS.get(family)
+            logits = _under(reader and reader(self, *logits.args, **keywords))
         return ()
 
     def _multiplied(self, logits: Any, by: Any, divides: bool = False) -> Any:
@@ -221,17 +221,13 @@ class _Logits:
         return factors
 
     _STEPS: ClassVar[dict[str, Callable[..., Any]]] = {
-        "aten.mul.Tensor": _multiplied,
-        "aten.mul.Scalar": _multiplied,
-        "aten.div.Tensor": _divided,
-        "aten.div.Scalar": _divided,
-        "aten.add.Tensor": _sum,
-        "aten.masked_fill.Scalar": _masked,
-        "aten.masked_fill.Tensor": _masked,
-        "aten.where.self": _chosen,
-        "aten.where.ScalarOther": _chosen,
+        "mul": _multiplied,
+        "div": _divided,
+        "add": _sum,
+        "masked_fill": _masked,
+        "where": _chosen,
     }
-    """Name of an operation -> what reads it: its logits before the operation, or None if it is none of attention's."""
+    """Family -> what reads it: its logits before the operation, or None if it is none of attention's."""
 
 
 _FAR_BELOW = -1e25
@@ -241,21 +237,15 @@ to the -10^24."""
 
 def _number(node: Any) -> float:
     """A number, or the number that a tensor is filled with; infinity for anything else."""
-    if isinstance(node, fx.Node) and name_of(node.target) in ("aten.full.default", "aten.scalar_tensor.default"):
+    if isinstance(node, fx.Node) and family_of(node) in ("full.default", "scalar_tensor.default"):
         node = node.args[-1]
     return float(node) if isinstance(node, float | int) else math.inf
 
 
-_PRODUCTS = ("aten.matmul.default", "aten.bmm.default")
-_SUM_WITH_PRODUCT = "aten.baddbmm.default"
-_SOFTMAX = ("aten.softmax.int", "aten._softmax.default", "aten._safe_softmax.default")
-_DROPOUT = ("aten.dropout.default",)
-
-
-def _under(node: Any, names: tuple[str, ...]) -> Any:
+def _under(node: Any, *families: str) -> Any:
     """The node under conversions and the named operations, if these do nothing."""
     node = peel(node)
-    while isinstance(node, fx.Node) and name_of(node.target) in names and not node.args[2]:
+    while isinstance(node, fx.Node) and family_of(node) in families and not node.args[2]:
         node = peel(node.args[0])
     return node
 

@@ -24,14 +24,14 @@ from wellnormed.proof.value import Value
 
 _MASK, _CHOICE, _BIAS, _DIM = (Anything(name) for name in ("mask", "choice", "bias", "dim"))
 _FILL = (-math.inf, op("scalar_tensor.default", -math.inf, rest="settings"))
-_WHERE = "where.self where.ScalarSelf where.ScalarOther"
+_WHERE = "where"
 _HIDDEN = (
-    op("masked_fill.Scalar masked_fill.Tensor", X, _MASK, _FILL),
+    op("masked_fill", X, _MASK, _FILL),
     op(_WHERE, _MASK, _FILL, X),
     op(_WHERE, _CHOICE, X, _FILL),
-    op("add.Tensor", X, _BIAS),
+    op("add", X, _BIAS),
 )
-_SOFTMAX = op("softmax.int _softmax.default _safe_softmax.default", _HIDDEN, _DIM, rest="rest")
+_SOFTMAX = op("softmax", _HIDDEN, _DIM, rest="rest")
 _LOGSUMEXP = op("logsumexp.default", _HIDDEN, _DIM, rest="rest")
 _MAX_OF_AXIS = op("max.dim", _HIDDEN, _DIM, rest="rest")
 _MAX = (op("amax.default", _HIDDEN, _DIM, rest="rest"), Op(("<built-in function getitem>",), (_MAX_OF_AXIS, 0)))
@@ -84,10 +84,10 @@ _MOST = op("scatter_reduce.two", Anything("any"), 0, Anything("index most"), X, 
 def _softmax_of(exponentials: Op) -> Op:
     to = Anything("zeros"), 0, Anything("index"), exponentials
     sums = op("scatter_add.default index_add.default", *to)
-    return op("div.Tensor", exponentials, _read((matching.add(sums, Number("eps")), sums), "sums"))
+    return op("div", exponentials, _read((matching.add(sums, Number("eps")), sums), "sums"))
 
 
-_SEGMENTS = tuple(_softmax_of(op("exp.default", x)) for x in (op("sub.Tensor", X, _read(_MOST, "shift")), X))
+_SEGMENTS = tuple(_softmax_of(op("exp.default", x)) for x in (op("sub", X, _read(_MOST, "shift")), X))
 """`exp(x - m) / (sum(exp(x - m)) + eps)`, where m are the largest entries of the segments, or 0."""
 
 

@@ -44,6 +44,9 @@ class Operation:
     entries nobody has written."""
     shape_only: tuple[int, ...] = ()
     """The positions of arguments of which it takes the shape and dtype alone."""
+    family: str = ""
+    """The name that formulas have for it and for the others that compute the same of the same arguments, such as `add`
+    for `aten.add.Tensor` and `aten.add.Scalar`; its own without torch's namespace if it has no such others."""
 
 
 OPERATIONS: dict[str, Operation] = {}
@@ -56,6 +59,7 @@ def operation(
     bounded: bool = True,
     makes: Literal["", "constant", "memory"] = "",
     shape_only: tuple[int, ...] = (),
+    family: str = "",
 ) -> Callable[[F], F]:
     """Decorate `f(ledger, *arguments, **keywords)` to register it as the bound of executed operations.
 
@@ -72,6 +76,7 @@ def operation(
         bounded: Whether they have a bound; if not, the function always refuses, and says what to do instead.
         makes: As in `Operation`.
         shape_only: As in `Operation`.
+        family: As in `Operation`.
 
     Example:
         >>> import torch
@@ -88,7 +93,7 @@ def operation(
 
     def register(function: F) -> F:
         for name in map(name_of, targets):
-            OPERATIONS[name] = Operation(name, kind, function, bounded, makes, shape_only)
+            OPERATIONS[name] = Operation(name, kind, function, bounded, makes, shape_only, family)
         return function
 
     return register
@@ -103,6 +108,12 @@ def kind_of(node: fx.Node) -> Kind | None:
     """The kind of a node's operation, if it has a record."""
     record = record_of(node)
     return None if record is None else record.kind
+
+
+def family_of(node: fx.Node) -> str:
+    """The name that formulas have for a node's operation."""
+    record = record_of(node)
+    return (record and record.family) or name_of(node.target).removeprefix("aten.")
 
 
 def name_of(target: Any) -> str:

@@ -102,7 +102,7 @@ def _claim(ledger: Ledger, measure: str, *origins: Origin, **settings: Any) -> C
     return ledger.prove(measure, *(ledger.used[name] for name in names), **settings, **own)
 
 
-@operation("aten.softmax.int", "aten._softmax.default", "aten._safe_softmax.default")
+@operation("aten.softmax.int", "aten._softmax.default", "aten._safe_softmax.default", family="softmax")
 def softmax(ledger: Ledger, x: Value, dim: int, *_: Any, **keywords: Any) -> Value:
     """Softmax along an axis, whose entries are not negative and have the sum 1. It is 1/2-Lipschitz."""
     axes = ledger.vectors(x, [dim])

@@ -15,7 +15,7 @@ from wellnormed.proof.value import Value
 Operand = Value | Stored | float | int
 
 
-@operation("aten.add.Tensor", "aten.add.Scalar", kind="affine")
+@operation("aten.add.Tensor", "aten.add.Scalar", kind="affine", family="add")
 def add(ledger: Ledger, a: Operand, b: Operand, alpha: float = 1) -> Value:
     """`a + alpha b`.
 
@@ -31,13 +31,13 @@ def add(ledger: Ledger, a: Operand, b: Operand, alpha: float = 1) -> Value:
     return moves.add(ledger, values)
 
 
-@operation("aten.sub.Tensor", "aten.sub.Scalar", kind="affine")
+@operation("aten.sub.Tensor", "aten.sub.Scalar", kind="affine", family="sub")
 def subtract(ledger: Ledger, a: Operand, b: Operand, alpha: float = 1) -> Value:
     """`a - alpha b`."""
     return add(ledger, a, b, -alpha)
 
 
-@operation("aten.rsub.Scalar", "aten.rsub.Tensor", kind="affine")
+@operation("aten.rsub.Scalar", "aten.rsub.Tensor", kind="affine", family="rsub")
 def subtract_from(ledger: Ledger, a: Operand, b: Operand, alpha: float = 1) -> Value:
     """`b - alpha a`."""
     return add(ledger, b, a, -alpha)
@@ -49,7 +49,7 @@ def negate(ledger: Ledger, x: Value) -> Value:
     return moves.times(ledger, x, -1.0)
 
 
-@operation("aten.mul.Tensor", "aten.mul.Scalar", kind="product")
+@operation("aten.mul.Tensor", "aten.mul.Scalar", kind="product", family="mul")
 def multiply(ledger: Ledger, a: Operand, b: Operand) -> Value:
     """`a b`, where one factor may be a number or a stored tensor. An unknown parameter is bounded as in `add`."""
     if not isinstance(a, Value):
@@ -78,7 +78,7 @@ def power(ledger: Ledger, x: Value, exponent: float) -> Value:
     return _product(ledger, squared, x) if exponent % 2 else squared
 
 
-@operation("aten.div.Tensor", "aten.div.Scalar")
+@operation("aten.div.Tensor", "aten.div.Scalar", family="div")
 def divide(ledger: Ledger, a: Operand, b: Operand) -> Value:
     """`a / b`, where b is a number or a stored tensor."""
     if not isinstance(a, Value) or isinstance(b, Value):

@@ -55,7 +55,7 @@ def add_product(ledger: Ledger, summand: Any, a: Any, b: Any, *, beta: float = 1
     return add(ledger, product, summand, beta)
 
 
-@operation("aten.matmul.default", "aten.mm.default", "aten.bmm.default", kind="product")
+@operation("aten.matmul.default", "aten.mm.default", "aten.bmm.default", kind="product", family="matmul")
 @operation("aten.mv.default", "aten.dot.default", kind="product")
 def matmul(ledger: Ledger, a: Any, b: Any) -> Value:
     """`a b`, where one factor may be a stored matrix, vector, or batch of matrices."""

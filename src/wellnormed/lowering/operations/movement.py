@@ -214,13 +214,13 @@ operation("aten.empty.memory_format", "aten.empty_strided.default", "aten.empty_
           makes="memory")(_like(torch.zeros_like))  # fmt: skip
 
 
-@operation("aten.masked_fill.Scalar", "aten.masked_fill.Tensor", kind="affine")
+@operation("aten.masked_fill.Scalar", "aten.masked_fill.Tensor", kind="affine", family="masked_fill")
 def masked_fill(ledger: Ledger, x: Value, mask: Stored, fill: Value | Stored | float) -> Value:
     """The entries of x, replaced by a number where a mask is true. The mask may not depend on the input."""
     return where(ledger, mask, fill, x)
 
 
-@operation("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", kind="affine")
+@operation("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", kind="affine", family="where")
 def where(ledger: Ledger, mask: Stored, x: Any, y: Any) -> Value:
     """The entries of x where a mask is true, and those of y elsewhere. The mask may not depend on the input."""
     if isinstance(mask, Value):

@@ -293,6 +293,6 @@ def root(ledger: Ledger, x: Value) -> Value:
 
 _STEPS = ("argmax", "argmin", "argsort", "sign", "round", "floor", "ceil", "trunc", "frac", "heaviside")
 _JUMPS = ("hardshrink", "one_hot", "bucketize", "searchsorted", "multinomial")
-_COMPARISONS = (f"{name}.{kind}" for name in ("gt", "ge", "lt", "le", "eq", "ne") for kind in ("Scalar", "Tensor"))
-_NAMES = [*(f"{name}.default" for name in _STEPS + _JUMPS), *_COMPARISONS]
-operation(*(f"aten.{name}" for name in _NAMES), bounded=False)(_refused)
+operation(*(f"aten.{name}.default" for name in _STEPS + _JUMPS), bounded=False)(_refused)
+for _name in ("gt", "ge", "lt", "le", "eq", "ne"):
+    operation(f"aten.{_name}.Scalar", f"aten.{_name}.Tensor", bounded=False, family=_name)(_refused)
