@@ -78,7 +78,7 @@ def capture(
     _refuse_split_parameters(model)
 
     def compared(program: Program) -> Program:
-        with running(model):
+        with refusing(lambda error: _not_captured(model, error)), quiet():
             return replace(program, comparison=compare(program, model, domain))
 
     _require_runs(model, arguments_of(example))

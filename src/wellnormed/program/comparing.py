@@ -28,8 +28,8 @@ NOT_COMPARED = (
 """Circumstances that the code of a model can depend on, and in which it is not compared."""
 _ROUNDINGS, _ROUNDINGS_OF_SHORT = 16, 4
 """The largest difference of an entry, as a multiple of its rounding error: the difference of two evaluations of the
-program, its typical share of an entry, and at least half of the machine epsilon of the result. Floats of 16 bits are summed in float32, so that their
-results differ by fewer units."""
+program, its typical share of an entry, and at least half of the machine epsilon of the result. Floats of 16 bits are
+summed in float32, so that their results differ by fewer units."""
 _VISIBLE = 1 / 2
 """An entry that is not the same to the bit is compared if its tolerance is at most this share of its change."""
 

@@ -113,7 +113,8 @@ def kind_of(node: fx.Node) -> Kind | None:
 def family_of(node: fx.Node) -> str:
     """The name that formulas have for a node's operation."""
     record = record_of(node)
-    return (record and record.family) or name_of(node.target).removeprefix("aten.")
+    own = name_of(node.target).removeprefix("aten.")
+    return own if record is None else record.family or own
 
 
 def name_of(target: Any) -> str:

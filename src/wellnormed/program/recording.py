@@ -4,6 +4,7 @@ import contextlib
 import io
 import operator
 from collections.abc import Container, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,11 +40,17 @@ def record(module: nn.Module, example: Example, known: Container[str], shapes: A
             _refuse_overwriting(program)  # what overwrites the model's own tensors is known only now
         _fill_with_zeros(program)
         variable = {node.target for node in dependence(program.graph.nodes, inputs_of(program, example)).variable}
-        parts = {op: rule for op, rule in torch.export.default_decompositions().items() if name_of(op) not in known}
+        parts = {op: rule for name, op, rule in _decompositions() if name not in known}
         if not variable.isdisjoint(parts):
             others = {node.target for node in program.graph.nodes} - variable  # constants stay as the model makes them
             program = program.run_decompositions({op: rule for op, rule in parts.items() if op not in others})
     return program
+
+
+@cache
+def _decompositions() -> tuple[tuple[str, Any, Any], ...]:
+    """Names, operations, and what torch takes them apart into; listing them takes longer than a small capture."""
+    return tuple((name_of(op), op, rule) for op, rule in torch.export.default_decompositions().items())
 
 
 def inputs_of(program: ExportedProgram, example: Example) -> dict[str, tuple[str, Tensor]]:

@@ -26,8 +26,9 @@ class Snapshot:
 
     def require(self, model: nn.Module) -> None:
         """Refuse a model that has drawn random numbers or overwritten a tensor."""
-        numbers = str(np.random.get_state()) == str(self._draws[2])  # noqa: NPY002
-        if not numbers or random.getstate() != self._draws[1] or not torch.equal(torch.get_rng_state(), self._draws[0]):
+        numbers = np.random.get_state()  # noqa: NPY002
+        same = all(map(np.array_equal, numbers, self._draws[2]))
+        if not same or random.getstate() != self._draws[1] or not torch.equal(torch.get_rng_state(), self._draws[0]):
             raise UncertifiableError(DRAWS)
         now = _tensors(model)
         for name, (_, content, *_) in self._tensors.items():
