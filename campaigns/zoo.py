@@ -48,7 +48,7 @@ def _described(model: nn.Module, example: Tensor, **settings: Any) -> dict[str, 
     rows, l2 = document["rows"], certificate.l2_lipschitz
     return {
         "bound": str(certificate.lipschitz.exact),
-        "l2": str(l2 and l2.exact),
+        "l2": str(None if l2 is None else l2.exact),
         "logits": {name: [str(each) for each in heads] for name, heads in certificate.attention_logits.items()},
         "operations": [f"{row.name}: {row.operation}" for row in certificate.rows],
         "rows": hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest(),

@@ -2,6 +2,7 @@
 
 import os
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from wellnormed.proof import CheckError, Proof, Row, check_folder
 from wellnormed.proof.files import read_safetensors
+from wellnormed.proof.lipsdp import Network
+from wellnormed.proof.promises import Parts, Promise
 
 
 def vector(entries: int) -> Proof:
@@ -87,8 +90,99 @@ def test_large_shapes_are_refused(rows: list[tuple]) -> None:
     *few, last = (Row(*row, axes=(1,) if row[1] == "input" else ()) for row in rows)
     for row in few:
         proof.add(row)
-    with pytest.raises(CheckError, match=r"too many|more than|shape must be"):
+    with pytest.raises(CheckError, match=r"too many|more than|shape must be|are left"):
         proof.add(last)
+
+
+def peak(run: Callable[[], object]) -> int:
+    """The most bytes beyond those before that are held while it runs."""
+    tracemalloc.start()
+    run()
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return most
+
+
+MOVES = {
+    "turned": ("pick", ("x0",), {"offset": 2**20 - 1, "tables": [0, -1]}, 12),
+    "one entry of many": ("pick", ("x0",), {"offset": 0, "tables": [0, 0]}, 12),
+    "by positions": ("pick", ("x0",), {"positions": "places"}, 12),
+    "factors": ("times", ("x0",), {"factor": "factors"}, 24),
+    "sum": ("add", ("x0", "x0"), {}, 8),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_move_needs_little_more_memory_than_its_result(name: str) -> None:
+    operation, inputs, constants, bytes_of_an_entry = MOVES[name]
+    entries = 2**20
+    proof = Proof({"places": np.arange(entries)[None, ::-1].copy(), "factors": np.arange(1.0, entries + 1)})
+    proof.add(Row("x0", "input", (), (1, entries), {"dtype": "float32", "radius": 1.0}, axes=(1,)))
+    for tensor in ("places", "factors"):
+        proof.tensor(tensor)
+    row = Row("y", operation, inputs, (1, entries), constants)
+    assert peak(lambda: proof.add(row)) < bytes_of_an_entry * entries
+
+
+def test_what_a_move_would_hold_is_counted_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outer sum of two short tables of factors, and positions."""
+    side = 2**9
+    factors = {name: np.linspace(1, 2, side).reshape(shape) for name, shape in (("a", (side, 1)), ("b", (1, side)))}
+    proof = Proof(factors)
+    proof.add(Row("x", "input", (), (side, side), {"dtype": "float32", "radius": 1.0}, axes=(1,)))
+    for name in factors:
+        proof.add(Row(name, "times", ("x",), (side, side), {"factor": name}))
+    monkeypatch.setattr("wellnormed.proof.proof._HELD", 5 * side**2)
+    for row in (
+        Row("c", "times", ("a",), (side, side), {"factor": "b"}),
+        Row("c", "add", ("a", "b"), (side, side), {}),
+        Row("c", "pick", ("x",), (side, side), {"offset": 0, "tables": [side, 1]}),
+    ):
+
+        def refused(row: Row = row) -> None:
+            with pytest.raises(CheckError, match=r"its result would hold \d+ bytes, and \d+ are left"):
+                proof.add(row)
+
+        assert peak(refused) < side**2
+
+
+def test_a_group_of_too_many_entries_or_of_too_many_groups_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    proof = vector(2**23)
+    proof.add(Row("y", "pick", ("x0",), (1, 2**23), {"offset": 2**23 - 1, "tables": [0, -1]}))
+    with pytest.raises(CheckError, match=f"the groups of y have {2**23} entries, more than"):
+        proof.add(Row("o", "output", ("y",), (1, 2**23), {}, reads=((1,),), axes=(1,)))
+    proof = Proof()
+    proof.add(Row("x", "input", (), (8, 2), {"dtype": "float32", "radius": 1.0}, axes=(1,)))
+    proof.add(Row("y", "pick", ("x",), (1, 16), {"offset": 15, "tables": [0, -1]}))
+    monkeypatch.setattr("wellnormed.proof.gather._GROUPS", 7)
+    with pytest.raises(CheckError, match="entries of 8 groups, more than 7"):
+        proof.add(Row("o", "output", ("y",), (1, 16), {}, reads=((1,),), axes=(1,)))
+
+
+def test_a_stride_beyond_its_kernel_is_refused_and_frequencies_are_not_listed() -> None:
+    proof = Proof({"kernel": np.ones((1, 1, 1, 1))})
+    sizes = {"size": (2**12, 2**12), "dilation": (1, 1)}
+    with pytest.raises(CheckError, match=r"stride .* is too large for its kernel"):
+        proof.claim("convolution", "kernel", **sizes, stride=(2**20, 2**20), groups=1)
+    few = {"size": (2**10, 2**10), "dilation": (1, 1)}
+    assert peak(lambda: proof.claim("convolution", "kernel", **few, stride=(1, 1), groups=1)) < 600 * 2**20
+
+
+def test_promises_are_counted_before_their_positions_are_made() -> None:
+    parts = Parts((1, 2**12, 2**12), 1.0, 0, (0, 2**12, 1))
+    with pytest.raises(CheckError, match="do not have each of its entries once"):
+        peak(lambda: Promise("w", (2**12, 2**12), (parts,) * 1000).blocks)
+    proof = Proof()
+    proof.promises["a"] = Promise("a", (2**14, 2**15), ())
+    with pytest.raises(CheckError, match=f"promises are of {2**29 + 2**26} entries, more than"):
+        proof.promise(Promise("b", (2**13, 2**13), ()))
+
+
+def test_the_start_of_a_network_is_not_made_a_matrix_if_it_is_too_wide() -> None:
+    proof = vector(2**16)
+    network = Network(proof.values["x0"], proof.tensor)
+    with pytest.raises(CheckError, match="65536 entries, more than"):
+        network.maps(proof.values["x0"])
 
 
 def logits(tokens: int, vocabulary: int, **moved: Any) -> Proof:
@@ -126,11 +220,7 @@ def test_one_large_group_is_bounded() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", MOVED)
 def test_logits_of_a_public_model_fit_a_gigabyte(operation: str) -> None:
-    tracemalloc.start()
-    logits(1024, 50257, **{operation: MOVED[operation]})
-    most = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert most < 2**30
+    assert peak(lambda: logits(1024, 50257, **{operation: MOVED[operation]})) < 2**30
 
 
 FOLDERS = {

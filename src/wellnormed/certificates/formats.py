@@ -186,7 +186,7 @@ class _Inputs:
     def _value(self, row: Row) -> Value:
         if row.bounds is None:
             inputs = [self._values[name] for name in row.inputs]
-            return moved(row, inputs, self._tensor)
+            return moved(row, inputs, self._tensor, _ROOM)
         base = Base(row.name, row.shape, row.axes, row.bounds, None)
         return Value(row.name, row.shape, (Term(base, base.order),))
 
@@ -202,6 +202,10 @@ class _Inputs:
             raise ValueError(f"number_formats: {name} is not the certified tensor; pass the certified weights")
         dtype = stored.dtype if stored.dtype == torch.int64 else torch.float64
         return stored.detach().to("cpu", dtype).numpy()
+
+
+_ROOM = 2**30
+"""The most bytes that a move's result may need."""
 
 
 def _operation(row: str) -> str:

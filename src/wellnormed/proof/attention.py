@@ -53,7 +53,7 @@ def origin_of(x: Value) -> Origin | None:
     factors = np.ones(1) if term.factor is None else term.factor.reshape(-1)
     token, feature = np.divmod(term.index, outputs)
     first = feature[..., :1]
-    in_order = (feature == first + np.arange(width)).all() and (first % width == 0).all()
+    in_order = (feature == first + np.arange(width, dtype=np.int32)).all() and (first % width == 0).all()
     alike = (token == token[..., :1]).all() and (factors == factors[0]).all()
     part = (first // width).reshape(x.shape[0], -1, x.shape[-2])
     if not (in_order and alike and (part == part[:1, :, :1]).all()):

@@ -24,11 +24,11 @@ from wellnormed.proof.rows import Bounds
 from wellnormed.proof.value import LARGE, SMALL, UNIT, Base, Term, Value
 
 _GROUPS = 2**20
-"""The most groups of a value, each of which has decimals of its own."""
+"""The most groups of a value, and of bases in a group of it, each of which has decimals of its own."""
 _ENTRIES, _KINDS, _PAIRS = 2**26, 2**18, 2**23
 """The most entries of all terms of a value, of terms of all kinds of its groups, and of products in a Gram matrix."""
-_BLOCK = 2**20
-"""About so many entries are sorted at once."""
+_BLOCK, _GROUP = 2**20, 2**22
+"""About so many entries are sorted at once; so many at most if they are one group's, up to 400 bytes for each."""
 
 
 def gather(value: Value, axes: tuple[int, ...]) -> Bounds:
@@ -95,6 +95,8 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
 
     if bounds is None:
         require(entries <= _ENTRIES, f"the terms of {word(value.name)} have {entries} entries, more than {_ENTRIES}")
+        most = entries // math.prod(outer)
+        require(most <= _GROUP, f"the groups of {word(value.name)} have {most} entries, more than {_GROUP}")
         derived, kinds = np.empty((3, math.prod(outer)), dtype=object), 0
         for groups in blocks:
             parts = []
@@ -178,6 +180,8 @@ def _finest(base: Base, column: np.ndarray) -> Base:
 
 def _alike(parts: list[_Part]) -> tuple[np.ndarray, np.ndarray]:
     """Sort groups into kinds: one of each kind, and the kind of each. A kind has groups that differ by a shift only."""
+    if len(parts[0].column) == 1:
+        return np.zeros(1, int), np.zeros(1, int)
     shifts: dict[int, list[np.ndarray]] = {}
     for part in parts:
         least = [np.where(each < 0, 2**60, each).min(1) for each in (part.column, part.group)]
@@ -197,15 +201,11 @@ def _alike(parts: list[_Part]) -> tuple[np.ndarray, np.ndarray]:
 def _one_group(parts: list[_Part], row: int) -> tuple[Decimal, Decimal, Decimal]:
     """Radius, gain and largest entry of one group of the value."""
     bases = list({id(part.base): part.base for part in parts}.values())
-    addends = []
-    for number, part in enumerate(parts):
-        entry = np.flatnonzero(part.column[row] >= 0)
-        which = [np.full(len(entry), each) for each in (number, bases.index(part.base))]
-        addends.append([entry, *which, *(x[row][entry] for x in (part.column, part.group, part.label, part.factor))])
-    entry, term, base, column, group, label, factor = map(np.concatenate, zip(*addends, strict=True))
+    entry, term, base, column, group, label, factor = _addends(parts, row, bases)
     if not len(entry):
         return ZERO, ZERO, ZERO
-    atom = np.unique(np.stack([base, group]), axis=1, return_inverse=True)[1].reshape(-1)
+    atom = np.unique(base * (group.max() + 1) + group, return_inverse=True)[1]
+    require(atom.max() < _GROUPS, f"a group has entries of {atom.max() + 1} groups, more than {_GROUPS}")
     order = np.argsort(atom, kind="stable")
     ends = np.flatnonzero(np.diff(atom[order], prepend=-1, append=-1))
     sizes = []
@@ -220,6 +220,16 @@ def _one_group(parts: list[_Part], row: int) -> tuple[Decimal, Decimal, Decimal]
         each = [_joined(sizes[i:j], own[i:j]) for i, j in pairwise(np.flatnonzero(edges))]
         bounds = [min(bound, sum(some, ZERO)) for bound, some in zip(bounds, zip(*each, strict=True), strict=True)]
     return bounds[0], bounds[1], min(bounds[0], bounds[2])
+
+
+def _addends(parts: list[_Part], row: int, bases: list[Base]) -> list[np.ndarray]:
+    """Of all addends of a group's entries: entry, term, base, and their places, groups, labels and factors."""
+    addends = []
+    for number, part in enumerate(parts):
+        entry = np.flatnonzero(part.column[row] >= 0)
+        which = [np.full(len(entry), each) for each in (number, bases.index(part.base))]
+        addends.append([entry, *which, *(x[row][entry] for x in (part.column, part.group, part.label, part.factor))])
+    return [np.concatenate(each) for each in zip(*addends, strict=True)]
 
 
 def _joined(sizes: list[list[Decimal]], clusters: list[int]) -> list[Decimal]:

@@ -76,7 +76,6 @@ class Network:
             CheckError: It is no such sum.
         """
         require(x.shape[:-1] == self._start.shape[:-1], "its end is not of the same vectors as its start")
-        require(x.shape[-1] <= MOST, f"its vectors have {x.shape[-1]} entries, more than {MOST}")
         if x is self._start:
             return {0: _identity(x)}
         total: dict[int, Map] = {}
@@ -166,6 +165,7 @@ def slopes_of(row: Inference) -> tuple[float, float]:
 
 
 def _identity(x: Value | Base) -> Map:
+    require(x.shape[-1] <= MOST, f"its vectors have {x.shape[-1]} entries, more than {MOST}")
     return Map(np.eye(x.shape[-1]), np.eye(x.shape[-1]), 0)
 
 

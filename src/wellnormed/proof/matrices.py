@@ -5,7 +5,7 @@ In all formulas u = 2^-53, and gamma_k = k u / (1 - k u).
 
 import math
 from collections.abc import Iterator
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -155,13 +155,13 @@ def _symbols(w: np.ndarray, size: Sizes, stride: Sizes, dilation: Sizes, groups:
     torus, kernel = [-(-n // s) * s for n, s in zip(size, stride, strict=True)], w.shape[2:]
     flat = w.reshape(groups, -1, w.shape[1], w[0, 0].size)  # groups, outputs, inputs, taps
     counts = [n // s for n, s in zip(torus, stride, strict=True)]
+    entries = math.prod(stride) * max(math.prod(w.shape[:2]), math.prod(kernel))
+    require(entries <= max(_BLOCK, 16 * w.size), f"its stride {stride} is too large for its kernel")
     # the conjugate frequency of a real kernel has the same norm
-    frequencies = [
+    frequencies = (
         m for m in product(*map(range, counts)) if m <= tuple(-i % n for i, n in zip(m, counts, strict=True))
-    ]
-    count = max(1, _BLOCK // (4 * math.prod(stride) * math.prod(w.shape[:2])))
-    for start in range(0, len(frequencies), count):
-        some = np.array(frequencies[start : start + count])
+    )
+    while len(some := np.array([*islice(frequencies, max(1, _BLOCK // (4 * entries)))])):
         phase = np.ones((len(some), 1, 1), complex)  # frequencies, folds, taps
         for axis, m in enumerate(some.T):
             n, s, k = torus[axis], stride[axis], kernel[axis]

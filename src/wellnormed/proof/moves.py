@@ -21,6 +21,8 @@ from wellnormed.proof.value import LARGE, SMALL, Base, Term, Value, require_few,
 
 _TERMS = 2**12
 """The most terms of a value."""
+_POSITION, _FACTOR = 4, 8
+"""The bytes of a position, and of a factor."""
 
 
 class Move(NamedTuple):
@@ -31,6 +33,12 @@ class Move(NamedTuple):
     """The shape that the row states."""
     tensor: Callable[[str], np.ndarray]
     """Gives the entries of a stored tensor."""
+    room: int
+    """How many bytes the arrays of its result may need."""
+
+    def require_room(self, needed: int) -> None:
+        """Refuse a result that would need so many bytes, before memory is asked for."""
+        require(needed <= self.room, f"its result would hold {needed} bytes, and {self.room} are left")
 
     def entries(self, constant: str | float) -> np.ndarray:
         """The entries of a stored tensor, or a number."""
@@ -48,8 +56,9 @@ def _pick(
 ) -> Value:
     """Entries of the input at the positions that a stored tensor, or an offset and a table for every axis, names."""
     x = row.input
-    require_few(x, math.prod(row.shape))
-    count = math.prod(x.shape)
+    count, size = math.prod(x.shape), math.prod(row.shape)
+    require_few(x, size)
+    row.require_room(sum(size * (_POSITION + _FACTOR * bool(term.span)) for term in x.terms))
     if positions is not None and offset is None and tables is None:
         places = row.tensor(positions)
         require(places.dtype == np.int64, "its positions are no 64-bit integers")
@@ -58,7 +67,7 @@ def _pick(
         places = positions_of(row.shape, tables, offset, count)
     else:
         raise CheckError("it must have either positions, or an offset and tables")
-    require(bool(((places >= -1) & (places < count)).all()), f"it takes entries beyond the {count} of its input")
+    require(places.min() >= -1 and places.max() < count, f"it takes entries beyond the {count} of its input")
     return taken(x, places)
 
 
@@ -73,8 +82,9 @@ def _times(row: Move, *, factor: str | float | None = None, divisor: str | float
         with np.errstate(all="ignore"):
             new = 1 / new
     x, terms = spread(x, row.shape, new.shape), []
-    shapes = [new.shape, *(term.factor.shape for term in x.terms if term.factor is not None)]
-    require_few(x, math.prod(np.broadcast_shapes(*shapes)))
+    shapes = [np.broadcast_shapes(new.shape, term.span) for term in x.terms if term.span]
+    require_few(x, math.prod(np.broadcast_shapes(new.shape, *shapes)))
+    row.require_room(_FACTOR * sum(math.prod(each) for each in shapes))
     for term in x.terms:
         with np.errstate(all="ignore"):
             product = new if term.factor is None else term.factor * new
@@ -91,10 +101,14 @@ def _add(row: Move) -> Value:
     require(len(row.inputs) > 0, "it adds nothing")
     shapes, alike = [x.shape for x in row.inputs], dict[Any, list[Term]]()
     terms = [term for x in row.inputs for term in spread(x, row.shape, *shapes).terms]
-    count = Counter(id(term.base) for term in terms)
+    count, made = Counter(id(term.base) for term in terms), 0
     for place, term in enumerate(terms):
-        several = count[id(term.base)] > 1
-        same = alike.setdefault((id(term.base), sha256(term.index.tobytes()).digest()) if several else place, [])
+        content = np.ascontiguousarray(term.index).data  # which it need not copy
+        key = (id(term.base), sha256(content).digest()) if count[id(term.base)] > 1 else place
+        same = alike.setdefault(key, [])
+        if same:
+            made += _FACTOR * math.prod(np.broadcast_shapes(same[-1].span, term.span))
+            row.require_room(made)
         joined = _joined(same[-1], term) if same else None
         same[-1:] = [*same[-1:], term] if joined is None else [joined]
     result = tuple(term for same in alike.values() for term in same)
@@ -107,7 +121,8 @@ def _joined(a: Term, b: Term) -> Term | None:
     first, second = (np.ones(()) if each.factor is None else each.factor for each in (a, b))
     factor, exact = first + second, a.roundings == b.roundings == 0
     moderate = (factor == 0) | ((abs(factor) >= SMALL) & (abs(factor) <= LARGE))
-    if not bool((moderate & (exact | (np.sign(first) * np.sign(second) >= 0))).all()):
+    alike = ((first >= 0) & (second >= 0)) | ((first <= 0) & (second <= 0))
+    if not bool((moderate & (exact | alike)).all()):
         return None
     return Term(a.base, a.index, factor, max(a.roundings, b.roundings) + 1)
 
@@ -153,18 +168,19 @@ MOVES: dict[str, Callable[..., Value]] = {
 """Name of a move -> its function."""
 
 
-def moved(row: Row, inputs: Sequence[Value], tensor: Callable[[str], np.ndarray]) -> Value:
+def moved(row: Row, inputs: Sequence[Value], tensor: Callable[[str], np.ndarray], room: int) -> Value:
     """Apply the move of a row to its inputs.
 
     Args:
         row: A row whose operation is one of `MOVES`.
         inputs: Results of earlier rows.
         tensor: Name of a stored tensor -> its entries.
+        room: How many bytes the arrays of its result may need.
 
     Raises:
         CheckError: The move is malformed, or its result has another shape than the row states.
     """
     move, shape = MOVES[row.operation], tuple(row.shape)
-    result = move(Move(inputs, shape, tensor), **arguments(move, row.constants, "its constants"))
+    result = move(Move(inputs, shape, tensor, room), **arguments(move, row.constants, "its constants"))
     require(result.shape == shape, f"its shape must be {result.shape}")
     return Value(row.name, shape, result.terms)

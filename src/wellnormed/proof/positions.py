@@ -9,8 +9,6 @@ from wellnormed.proof.reading import Offset, require
 
 Table = tuple[Offset, ...] | Offset
 """The entries of an axis's table, negative for a gap; or the step between them, from 0."""
-_ABSENT = -(2**56)
-"""A gap in a table, which no other entry has."""
 
 
 def positions_of(shape: tuple[int, ...], tables: Sequence[Table], offset: int, count: int) -> np.ndarray:
@@ -30,24 +28,33 @@ def positions_of(shape: tuple[int, ...], tables: Sequence[Table], offset: int, c
         [[1, -1, 2], [4, -1, 5]]
     """
     require(len(tables) == len(shape), f"it has {len(tables)} tables for {len(shape)} axes")
-    complete = [_entries(table, size, axis) for axis, (table, size) in enumerate(zip(tables, shape, strict=True))]
-    present = [each[each != _ABSENT] for each in complete]
-    if not all(map(len, present)):
+    complete = [np.array(table, np.int64) for table in tables]
+    for axis, (table, size) in enumerate(zip(complete, shape, strict=True)):
+        fits = table.shape in ((), (size,))
+        require(fits, f"its table of axis {axis} has {table.size} entries instead of {size}")
+    ends = [_ends(table, size) for table, size in zip(complete, shape, strict=True)]
+    if not all(ends):
         return np.full(shape, -1, np.int32)
-    low, high = (offset + sum(int(end(each)) for each in present) for end in (np.min, np.max))
+    low, high = (offset + sum(each) for each in zip(*ends, strict=True)) if ends else (offset, offset)
     require(0 <= low <= high < count, f"its tables lead beyond the {count} entries of its input")
-    above = [np.where(a == _ABSENT, 0, a - b.min()).astype(np.int32) for a, b in zip(complete, present, strict=True)]
+    above = [_above(table, size, least) for table, size, (least, _) in zip(complete, shape, ends, strict=True)]
     positions = reduce(np.add.outer, above, np.array(low, np.int32))  # which fits: no row has 2^31 entries
     for axis, table in enumerate(complete):
-        positions[(slice(None),) * axis + (table == _ABSENT,)] = -1
+        if table.ndim:
+            positions[(slice(None),) * axis + (table < 0,)] = -1
     return positions
 
 
-def _entries(table: Table, size: int, axis: int) -> np.ndarray:
-    """The table of an axis as an array `(size,)`."""
-    entries = np.array(table, np.int64)
-    if not entries.ndim:
-        require(abs(int(entries)) * size < 2**44, "its table's step is too large")
-        return np.arange(size) * entries
-    require(len(entries) == size, f"its table of axis {axis} has {len(entries)} entries instead of {size}")
-    return np.where(entries < 0, _ABSENT, entries)
+def _ends(table: np.ndarray, size: int) -> tuple[int, ...]:
+    """The least and the largest entry of the table of an axis; nothing if it has gaps only."""
+    if not table.ndim:
+        return tuple(sorted((0, int(table) * (size - 1))))
+    present = table[table >= 0]
+    return (int(present.min()), int(present.max())) if len(present) else ()
+
+
+def _above(table: np.ndarray, size: int, least: int) -> np.ndarray:
+    """The table of an axis as an array `(size,)`, less its least entry; 0 where it has a gap."""
+    if table.ndim:
+        return np.maximum(table - least, 0).astype(np.int32)
+    return np.arange(size, dtype=np.int32) * np.int32(table if size > 1 else 0) - np.int32(least)

@@ -65,6 +65,8 @@ class Promise:
         """For each of `parts`, the flat positions of the entries, `(count, rows, columns)`, and the largest norm."""
         require(math.prod(self.shape) <= _ENTRIES, f"{word(self.name)} has more than {_ENTRIES} entries")
         count, blocks = math.prod(self.shape), []
+        once = sum(math.prod(each.shape) for each in self.parts) == count
+        require(once, f"the parts of {word(self.name)} do not have each of its entries once")
         for each in self.parts:
             fits = len(each.shape) == 3 and math.prod(each.shape) <= count
             require(fits, f"the parts of {word(self.name)} misfit")

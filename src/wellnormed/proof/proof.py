@@ -20,6 +20,8 @@ from wellnormed.proof.value import LARGE, Base, Term, Value
 
 _ENTRIES, _HELD, _DECIMAL = 2**26, 5 * 2**27, 112
 """The most entries of a row, the most bytes of positions, factors and bounds of all values, and those of a decimal."""
+_PROMISED = 2**29
+"""The most entries of all promised parameters together, each of which has a position."""
 
 
 class Proof:
@@ -96,6 +98,8 @@ class Proof:
         """Let rows rest on a promise for a parameter. A tensor stored under its name, before or later, must keep it."""
         require(promise.name not in self.arrays, f"the entries of {word(promise.name)} are used already")
         require(self.promises.get(promise.name, promise) == promise, f"another promise for {word(promise.name)} stands")
+        entries = sum(math.prod(each.shape) for each in {**self.promises, promise.name: promise}.values())
+        require(entries <= _PROMISED, f"promises are of {entries} entries, more than {_PROMISED}")
         require(len(promise.blocks) > 0, f"nothing is promised of {word(promise.name)}")  # `blocks` checks the parts
         self.promises[promise.name] = promise
         if promise.name in self.stored:
@@ -125,7 +129,8 @@ class Proof:
             if row.operation in MOVES:
                 bare = not (row.axes or row.reads or row.claims) and row.bounds is None
                 require(bare, "a move has no bounds, axes, reads or claims of its own")
-                result, bounds = moved(row, inputs, self.tensor), None
+                result, bounds = moved(row, inputs, self.tensor, _HELD - self._held), None
+                self._hold([each for x in inputs for some in x.gathered.values() for each in some])
             else:
                 result, bounds = self._infer(row, inputs, shape)
             self._hold([each for term in result.terms for each in (term.index, term.factor) if each is not None])
@@ -157,19 +162,22 @@ class Proof:
             rising = list(along) == sorted({*along}) and max(along, default=-1) < len(of)
             require(rising, f"{along} are no axes of {of}")
             require_few_groups(of, along)
-        rule = RULES[row.operation]
+        rule, of_inputs = RULES[row.operation], list[Bounds]()
+        for x, read in zip(inputs, reads, strict=True):
+            of_inputs.append(gather(x, read))
+            self._hold([*of_inputs[-1]])
         inference = Inference(
             name=row.name, operation=row.operation, inputs=inputs, shape=shape,
             constants=arguments(rule, row.constants, "its constants"),
             claims=[claims.stated(each) for each in row.claims], reads=reads, axes=axes, shape_of=self.shape_of,
-            tensor=self.tensor, bounds=[gather(x, read) for x, read in zip(inputs, reads, strict=True)],
+            tensor=self.tensor, bounds=of_inputs,
         )  # fmt: skip
         bounds = Bounds(*map(collapse, rule(inference, **inference.constants)))
         for claim in inference.claims:
             self._prove(claim)
         if row.bounds is not None:
             bounds = _stated(row.bounds, bounds, shape, axes)
-        self._hold([each for some in (*inference.bounds, bounds) for each in some])
+        self._hold([*bounds])
         linear = row.operation == "linear"
         base = Base(row.name, shape, axes, bounds, inference, divisible=linear and inference.constants["parts"] == 1)
         if linear and not base.divisible:

@@ -9,7 +9,7 @@ their own.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -24,8 +24,8 @@ TINY = 2.0**-900
 """This exceeds the sum of all underflows where the largest entry is scaled into [1/2, 1)."""
 SMALL, LARGE = 2.0**-1000, 2.0**1000
 """Values are multiplied by constants between these only, so that sums of their squares neither over- nor underflow."""
-_MOVED = 2**26
-"""The most entries that one row moves, all terms together, each with a position of 32 bits."""
+_MOVED, _BLOCK = 2**26, 2**18
+"""The most entries that one row moves, all terms together, each with a position of 32 bits; and how many at once."""
 
 
 def gamma(k: int) -> float:
@@ -96,6 +96,11 @@ class Term:
     roundings: int = 0
     """How often each factor was rounded."""
 
+    @property
+    def span(self) -> tuple[int, ...]:
+        """The shape of the factor."""
+        return () if self.factor is None else self.factor.shape
+
 
 @dataclass(frozen=True, eq=False)
 class Value:
@@ -119,22 +124,36 @@ def unmoved(value: Value) -> Base | None:
 def taken(value: Value, positions: np.ndarray) -> Value:
     """Take the entries at flat positions, and zero where a position is -1; the result has the shape of `positions`."""
     terms = []
-    require_few(value, positions.size)
     for term in value.terms:
-        index = np.asarray(term.index.reshape(-1)[positions])  # of a single entry NumPy makes a scalar
+        index, factor = _entries(term.index, positions), term.factor
         index[positions < 0] = -1
-        factor = term.factor
         if factor is not None and factor.ndim:
-            factor = np.broadcast_to(factor, value.shape).reshape(-1)[positions]
+            factor = _entries(np.broadcast_to(factor, value.shape), positions)
         terms.append(Term(term.base, index, factor, term.roundings))
     return Value(value.name, positions.shape, tuple(terms))
+
+
+def _entries(array: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """The entries of an array at flat positions, which NumPy would all widen to 64 bits at once."""
+    flat, places = array.reshape(-1), positions.reshape(-1)
+    found = np.empty(places.shape, array.dtype)
+    for start in range(0, len(places), _BLOCK):
+        found[start : start + _BLOCK] = flat[places[start : start + _BLOCK]]
+    return found.reshape(positions.shape)
 
 
 def spread(value: Value, shape: tuple[int, ...], *others: tuple[int, ...]) -> Value:
     """Broadcast to a shape, which must be the one to which the value and the other shapes broadcast."""
     broadcast = np.broadcast_shapes(value.shape, *others)
     require(broadcast == shape, f"its shape must be {broadcast}")
-    return value if shape == value.shape else taken(value, np.broadcast_to(_order(value.shape), shape))
+    if shape == value.shape:
+        return value
+    require_few(value, math.prod(shape))
+    return replace(value, shape=shape, gathered={}, terms=tuple(_spread(each, shape) for each in value.terms))
+
+
+def _spread(term: Term, shape: tuple[int, ...]) -> Term:
+    return replace(term, index=np.broadcast_to(term.index, shape))
 
 
 def require_few(value: Value, entries: int) -> None:
