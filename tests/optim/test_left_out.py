@@ -118,10 +118,10 @@ def test_optimizers_of_parts_move_what_one_of_all_would(split):
         assert duplicate(optimizers[0]).update_norms() == optimizers[0].update_norms()
 
 
-def test_the_model_is_not_kept_alive_nor_copied():
+def test_the_model_of_an_assignment_is_not_kept_alive_nor_copied():
     model = network()
     parameters = list(model.parameters())
-    optimizer = wn.Scion(model, lr=0.05)
+    optimizer = wn.Scion(wn.assign_norms(model), lr=0.05)
     assert optimizer.model is model
     assert pickle.loads(pickle.dumps(optimizer)).model is copy.deepcopy(optimizer).model is None
     twin, other = copy.deepcopy((model, optimizer))

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import math
+import weakref
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
@@ -32,6 +33,7 @@ from wellnormed.program.program import Program
 from wellnormed.proof.decimals import shown
 from wellnormed.routing import AssignedParameter, Assignment
 from wellnormed.routing.patterns import bare_names
+from wellnormed.routing.places import Weak
 from wellnormed.routing.tables import aligned
 
 SAMPLES = 10
@@ -70,7 +72,8 @@ class Budget(Constraints):
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, constrained: tuple[Constrained, ...], left_out: Mapping[str, str],
-        prove: bool, *, within: Within, asked: float, caps: Caps, costs: Caps, fixed: Mapping[str, Tensor], every: int,
+        prove: bool, model: Weak, *, within: Within, asked: float, caps: Caps, costs: Caps,
+        fixed: Mapping[str, Tensor], every: int,
     ) -> None:  # fmt: skip
         self._within, self._asked, self._every = within, asked, every
         self._fixed: dict[str, tuple[Tensor, Mark]] = {name: (tensor, mark(tensor)) for name, tensor in fixed.items()}
@@ -79,7 +82,8 @@ class Budget(Constraints):
         self._saved = {c.name: torch.zeros((), device=c.parameter.device) for c in self._moving}
         self._count = torch.zeros((), dtype=torch.int64)
         self._costs = {c.name: torch.tensor(costs[c.name], dtype=torch.float64) for c in self._moving}
-        super().__init__(optimizer, constrained, left_out, prove)
+        super().__init__(optimizer, constrained, left_out, prove, model)
+        self._members = self._found()
 
     def __str__(self) -> str:
         """The caps, and the shares of the constant and of the loss that each has: at the best caps these agree."""
@@ -99,6 +103,15 @@ class Budget(Constraints):
         return f"{head}\n{aligned(rows)}"
 
     __repr__ = __str__
+
+    def _displaced(self) -> dict[str, str]:
+        return {}  # the program has what layers make of their originals, and `_require_proved` refuses another one
+
+    def _found(self) -> dict[str, weakref.ref[Any]]:
+        """The modules and parameters that the model has now, by name; empty when it lives no longer."""
+        model = self._model()
+        named = () if model is None else (*model.named_modules(), *model.named_parameters())
+        return {name: weakref.ref(member) for name, member in named}
 
     def caps(self) -> dict[str, float]:
         """The caps that were found, by the name of the parameter."""
@@ -152,13 +165,22 @@ class Budget(Constraints):
 
     def _refresh(self) -> list[str]:
         """Have the proof look at the frozen parameters and buffers that were written since: their names."""
+        model = self._model()
+        buffers = {} if model is None else dict(model.named_buffers())
+        self._fixed = {name: (buffers.get(name, tensor), seen) for name, (tensor, seen) in self._fixed.items()}
         written = [name for name, (tensor, seen) in self._fixed.items() if mark(tensor) != seen]
         for name in written:
             self._within.refresh(name, self._fixed[name][0])
         return written
 
     def _require_proved(self) -> None:
-        """Refuse a step when frozen parameters or buffers have values with which the constant is not proved."""
+        """Refuse a step of another model, or of other values in frozen parameters or buffers, than it is proved for."""
+        found, known = self._found(), self._members
+        if other := [name or "the model" for name in {**known, **found} if found.get(name) is not known.get(name)]:
+            raise ValueError(
+                f"the constant {shown(self._asked)} is proved for the model as it was, and {', '.join(other[:3])} is "
+                "another one now; put the old one back, or call remove() and constrain again"
+            )
         if not (written := self._refresh()):
             return
         if not self._keeps(self.caps()):
@@ -168,6 +190,13 @@ class Budget(Constraints):
                 "statistics stay as they are in eval()"
             )
         self._see()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_members"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._members = self._found()
 
     def _keeps(self, caps: Caps) -> bool:
         return self._within.constant(caps) <= Decimal(self._asked)

@@ -96,7 +96,7 @@ def attach(
     }
     left_out |= {a.name: "an earlier `constrain` holds it" for a in norms if a.parameter in taken}
     left_out |= dict.fromkeys(norms.frozen, "it is frozen")
-    return make(optimizer, tuple(constrained.values()), left_out, prove)
+    return make(optimizer, tuple(constrained.values()), left_out, prove, norms.model)
 
 
 def _why_not(constraint: Constraint, a: AssignedParameter) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from wellnormed._devices import recording
+from wellnormed._warnings import warn
 from wellnormed.constraints import core
 from wellnormed.constraints.constrained import (
     DOUBTED,
@@ -33,9 +34,20 @@ from wellnormed.parallel.layout import mark
 from wellnormed.parallel.placement import in_buckets
 from wellnormed.proof.decimals import shown
 from wellnormed.routing.patterns import bare_names
+from wellnormed.routing.places import UNKNOWN, Weak, standing
 
 ROUNDS = 4
 """How often `project_` projects at most: again only where 16 bits round a weight away from its projection."""
+
+
+GONE, ORIGINAL = "no longer in the model", "an original, of which the layer makes its weight"
+_REMEDY = {
+    GONE: "bounds nothing that the model uses; make the optimizer again, and constrain it",
+    ORIGINAL: "holds, and says nothing of that weight; remove the parametrization before constrain, as by "
+    "torch.nn.utils.parametrize.remove_parametrizations or prune.remove. constrain(lipschitz=...) and "
+    "certify(within=...) read what the layer makes of it",
+}
+"""What became of a parameter, and what that means for a promise."""
 
 
 def _said(count: int) -> str:
@@ -65,11 +77,16 @@ class Constraints:
         constrained: tuple[Constrained, ...],
         left_out: Mapping[str, str] | None = None,
         prove: bool = True,
+        model: Weak = UNKNOWN,
     ) -> None:
         self._optimizer, self._constrained = optimizer, constrained
         self._own = isinstance(optimizer, BoundsItsSteps)
         self._left_out = dict(left_out or {})  # other parameters, and why they have no constraint
         self._prove = prove
+        self._model, self._warned = (
+            model,
+            set[tuple[str, str]](),
+        )  # of which parameters a warning told what became of them
         self._known = count_of(optimizer)  # the number of parameters that the optimizer moved, constrained or not
         self._told = 0  # how many a warning said to have joined since
         self._steps: Bounds = step_bounds(optimizer, constrained)  # the bounds that were checked last
@@ -79,9 +96,11 @@ class Constraints:
         core.check(constrained, self._steps)
         core.project(constrained, self._placement, prove)
         self._attach()
+        self._tell_displaced()
 
     def __str__(self) -> str:
-        lines = {c.name: repr(c.constraint) for c in self._constrained}
+        became = {name: f", and this is {text}" for name, text in self._displaced().items()}
+        lines = {c.name: repr(c.constraint) + became.get(c.name, "") for c in self._constrained}
         lines |= {name: f"not constrained: {why}" for name, why in self._left_out.items()}
         width = max(map(len, lines), default=0)
         rows = [f"{name:{width}}  {text}" for name, text in lines.items()]
@@ -123,6 +142,25 @@ class Constraints:
                 break
             core.project(valued, self._placement)
         self._remember()
+
+    def _displaced(self) -> dict[str, str]:
+        """What became of the parameters that are no longer, or not themselves, a weight of a layer of the model."""
+        if (model := self._model()) is None:
+            return {}
+        as_weights: dict[Tensor, bool] = {}
+        for parameter, is_original in standing(model):
+            as_weights[parameter] = as_weights.get(parameter, False) or not is_original
+        here = {c.name: as_weights.get(c.parameter) for c in self._constrained}
+        return {name: GONE if found is None else ORIGINAL for name, found in here.items() if not found}
+
+    def _tell_displaced(self) -> None:
+        """Warn, once for each, of promises that say nothing of a weight of the model."""
+        told = [pair for pair in self._displaced().items() if pair not in self._warned]
+        self._warned.update(told)
+        promised = self.promised() if told else {}
+        for text in (GONE, ORIGINAL):
+            if names := [name for name, became in told if became == text and name in promised]:
+                warn(f"constrain: {', '.join(names)} is {text}: its cap {_REMEDY[text]}")
 
     def remove(self) -> None:
         """Detach from the optimizer; a second call does nothing."""
@@ -168,6 +206,8 @@ class Constraints:
 
     def proved_ratios(self) -> dict[str, float]:
         """Proved bound on the norm over the promised one, where there is one: at most 1, or the promise is broken."""
+        self._warned = {(name, text) for name, text in self._warned if text == ORIGINAL}
+        self._tell_displaced()
         promised = self.promised()
         one_by_one = [[c] for c in self._constrained if c.name in promised]  # float64 copies of a batch would be large
         proved = measure(one_by_one, upper_bound, self._placement)
@@ -226,6 +266,7 @@ class Constraints:
         if (joined := self._joined()) > self._told:
             self._told = joined
             warnings.warn(_said(joined), stacklevel=2)
+        self._tell_displaced()
         self._steps = step_bounds(optimizer, self._constrained)
         core.check(self._constrained, self._steps)
         self._still = still(optimizer, self._constrained, self._steps)

@@ -66,7 +66,8 @@ class ConditionalGradient(torch.optim.Optimizer):
         validation.refuse_unknown(type(self), settings)
         settings = {**self.preset, **settings}
         groups, assignment = self._resolve(params, settings)
-        self._of_model = any(isinstance(each, nn.Module) for each in (params, settings.get("norms")))
+        self._given = next((each for each in (params, settings.get("norms")) if isinstance(each, nn.Module)), None)
+        self._of_model = self._given is not None
         later = {key: value for key, value in settings.items() if key not in _OF_THE_WHOLE}
         self._chosen = cast(EngineSettings, later)  # for parameters that join in the middle of training
         self._process_group = settings.get("process_group")
@@ -104,8 +105,8 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     @property
     def model(self) -> nn.Module | None:
-        """The model whose parameters these are; None if it lives no longer, or was never known."""
-        return self.assignment.model()
+        """The model whose parameters these are: the one that was given, or that of the assignment while it lives."""
+        return self.assignment.model() if self._given is None else self._given
 
     def _elsewhere(self) -> dict[str, Tensor]:
         """The trained parameters of the model, as it is now, that are in no group."""
@@ -450,7 +451,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._averaged = {}  # settings and averages come together
         super().__setstate__(state)
         if "_norms" not in vars(self):  # a copy: without the process group, which has no copy
-            self._process_group = None
+            self._process_group = self._given = None
             self._begin()
             self._adopt(self.assignment)
             if self.attached:

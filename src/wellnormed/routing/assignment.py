@@ -19,7 +19,7 @@ from wellnormed.norms.base import Norm
 from wellnormed.norms.spectral import MatrixNorm
 from wellnormed.routing.attributes import stored
 from wellnormed.routing.patterns import Matched, match_patterns
-from wellnormed.routing.places import Weak
+from wellnormed.routing.places import UNKNOWN, Weak
 from wellnormed.routing.recipes import DEFAULT_RECIPE, RECIPES, RecipeName
 from wellnormed.routing.roles import Roles
 from wellnormed.routing.tables import aligned, grouped
@@ -80,7 +80,7 @@ class Assignment:
     """The learning rate recommended with these norms, which optimizers take that are given none."""
     weights: tuple[Weight, ...] = field(default=(), repr=False)
     """All matrices and kernels; their initial sizes set the radii of vectors and embeddings."""
-    model: Weak = field(default=Weak(None), repr=False, compare=False)
+    model: Weak = field(default=UNKNOWN, repr=False, compare=False)
     """The model whose parameters these are, as long as it lives; a call returns it, or None."""
 
     def __iter__(self) -> Iterator[AssignedParameter]:

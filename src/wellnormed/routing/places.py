@@ -16,11 +16,11 @@ class Weak:
 
     Example:
         >>> layer = nn.Linear(2, 2)
-        >>> Weak(layer)() is layer, Weak(None)()
+        >>> Weak(layer)() is layer, Weak()()
         (True, None)
     """
 
-    def __init__(self, module: nn.Module | None) -> None:
+    def __init__(self, module: nn.Module | None = None) -> None:
         self._reference = None if module is None else weakref.ref(module)
 
     def __call__(self) -> nn.Module | None:
@@ -51,3 +51,7 @@ def standing(model: nn.Module) -> Iterator[tuple[Tensor, bool]]:
         for leaf, parameter in module._parameters.items():
             if parameter is not None:
                 yield parameter, is_original(module, leaf)
+
+
+UNKNOWN = Weak()
+"""The model of parameters alone."""

@@ -1,0 +1,136 @@
+"""A cap holds the parameter that it is on; where the layer makes its weight of that parameter, this is said."""
+
+import copy
+import re
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
+
+import wellnormed as wn
+
+
+class Triple(nn.Module):
+    def forward(self, weight):
+        return 3 * weight
+
+
+def parametrized(layer):
+    parametrize.register_parametrization(layer, "weight", Triple())
+
+
+MADE = {
+    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    "weight norm": parametrizations.weight_norm,
+    "weight norm by a hook": nn.utils.weight_norm,
+    "spectral norm by a hook": nn.utils.spectral_norm,
+    "orthogonal": parametrizations.orthogonal,
+    "parametrized": parametrized,
+}
+MOVED_ON = {"pruned", "orthogonal", "parametrized", "spectral norm by a hook"}  # the same parameter, by another name
+ours = pytest.mark.parametrize("foreign", [False, True])
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+
+
+def begun(foreign, before=lambda layer: None):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
+    before(model[0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if foreign else wn.Scion(model, lr=0.1)
+    names = [n for n, p in model[0].named_parameters() if min(p.shape) > 1]
+    return model, optimizer, lambda: wn.constrain(optimizer, {f"0.{n}": wn.HardCap(0.5) for n in names}, norms=model)
+
+
+def step(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.ones(2, 6)).sum().backward()
+    optimizer.step()
+
+
+@ours
+@pytest.mark.parametrize("made", MADE.values(), ids=MADE)
+def test_a_cap_on_an_original_says_so_at_once(made, foreign):
+    model, optimizer, constrain = begun(foreign, made)
+    with pytest.warns(UserWarning, match=r"original.*says nothing of that weight.*remove_parametrizations") as told:
+        constraints = constrain()
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    assert "an original" in str(constraints)
+    step(model, optimizer)
+    assert max(constraints.proved_ratios().values()) <= 1
+
+
+@ours
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("name", MADE)
+def test_a_weight_that_is_made_of_its_parameter_later_is_named(name, copied, foreign):
+    model, optimizer, constrain = begun(foreign)
+    constraints = constrain()
+    step(model, optimizer)
+    if copied:
+        model, optimizer, constraints = copy.deepcopy((model, optimizer, constraints))
+    MADE[name](model[0])
+    said = "0.weight is an original" if name in MOVED_ON else "0.weight is no longer in the model"
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        step(model, optimizer)
+    assert sum(re.search(said, str(w.message)) is not None for w in told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(model, optimizer)  # once is enough
+    if name not in MOVED_ON:
+        with pytest.warns(UserWarning, match=said):
+            constraints.proved_ratios()
+    assert said.removeprefix("0.weight is ") in str(constraints)
+
+
+def test_an_original_that_becomes_a_weight_again_is_none():
+    model, optimizer, constrain = begun(False, parametrizations.orthogonal)
+    with pytest.warns(UserWarning, match="original"):
+        constraints = constrain()
+    parametrize.remove_parametrizations(model[0], "weight")
+    step(model, optimizer)
+    assert str(constraints).splitlines()[0].endswith("HardCap(cap=0.5)")
+
+
+CHANGES = {
+    **{name: lambda m, make=make: make(m[0]) for name, make in MADE.items()},
+    "another activation": lambda m: m.__setitem__(1, nn.Sequential(Triple(), nn.ReLU())),
+    "another layer": lambda m: m.__setitem__(2, nn.Linear(6, 3, bias=False)),
+    "one more layer": lambda m: m.append(nn.Linear(3, 3)),
+    "another table of a frozen layer": lambda m: setattr(
+        m[3], "weight", nn.Parameter(torch.full((3,), 9.0), requires_grad=False)
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_constant_is_refused_for_another_program_before_the_step(change):
+    torch.manual_seed(0)
+    scale = nn.LayerNorm(3, eps=0.1, bias=False).requires_grad_(False)
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.ReLU(), nn.Linear(6, 3, bias=False), scale)
+    optimizer = wn.Scion(model, lr=0.1)
+    wn.constrain(optimizer, lipschitz=20.0, example_input=torch.randn(2, 6))
+    step(model, optimizer)
+    change(model)
+    before = [p.detach().clone() for p in model.parameters()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of parameters in no group
+        with pytest.raises(ValueError, match=r"constant 20 is (not )?proved for .*constrain again"):
+            step(model, optimizer)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_a_constant_reads_what_a_layer_makes_of_its_originals():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.ReLU(), nn.Linear(6, 3, bias=False))
+    parametrized(model[0])
+    optimizer = wn.Scion(model, lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        constraints = wn.constrain(optimizer, lipschitz=2.0, example_input=torch.randn(2, 6))
+        step(model, optimizer)
+        assert max(constraints.proved_ratios().values()) <= 1
+    assert wn.certify(model, torch.randn(2, 6)).lipschitz <= 2.0
