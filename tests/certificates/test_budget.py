@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 from functools import partial
 
 import pytest
@@ -223,6 +224,56 @@ def test_weights_of_zero_and_frozen_ones_and_caps_by_hand():
         with pytest.raises(ValueError, match=r"constant 5 is not proved for what was written into 0\.weight"):
             step(model, X, optimizer)
     assert torch.equal(weights, model[3].weight)
+
+
+@pytest.mark.parametrize("make", [lambda m: wn.Scion(m, lr=0.5), lambda m: torch.optim.AdamW(m.parameters(), lr=0.5)])
+def test_a_layer_that_is_unfrozen_is_refused_before_its_first_step(make):
+    model = residual()
+    model[0].requires_grad_(False)
+    optimizer = make(model)
+    constraints = wn.constrain(optimizer, norms=model, lipschitz=2.0, example_input=X)
+    step(model, X, optimizer)
+    model[0].requires_grad_(True)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"values of 0\.weight, 0\.bias, frozen when constrain was called"):
+        step(model, X, optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
+    model[0].requires_grad_(False)
+    model[0].zero_grad()
+    step(model, X, optimizer)
+    assert wn.certify(model, X, within=constraints).lipschitz <= 2
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+CHANGES = {
+    "parametrization": (
+        lambda m: nn.utils.parametrize.register_parametrization(m[3], "weight", Doubled()),
+        "3.parametrizations",
+    ),
+    "weight norm": (lambda m: nn.utils.parametrizations.weight_norm(m[0]), "0.parametrizations"),
+    "another function": (lambda m: m.__setitem__(2, Doubled()), "2"),
+    "another layer": (lambda m: m.__setitem__(0, nn.Linear(8, 8)), "0"),
+    "a further layer": (lambda m: m.append(nn.Linear(3, 3)), "4"),
+    "another tensor": (lambda m: setattr(m[0], "weight", nn.Parameter(9 * torch.eye(8))), "0.weight"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_part_that_is_put_into_the_model_later_is_refused_before_the_step(name):
+    change, said = CHANGES[name]
+    model = residual()
+    optimizer = wn.Scion(model, lr=0.05)
+    wn.constrain(optimizer, lipschitz=2.0, example_input=X)
+    step(model, X, optimizer)
+    change(model)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=f"the model as it was, and .*{re.escape(said)}.* is another one now"):
+        step(model, X, optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -52,7 +52,8 @@ class Budget(Constraints):
     certificate, that all weights within these caps give a constant of at most the one that was asked for. It is proved
     again whenever caps have moved, before weights are brought below those that fell, and all that happens within one
     call of `step`; where no proof is found, caps stay. It holds for the values of frozen parameters and buffers, and is
-    proved again when these were written.
+    proved again when these were written. A step is refused that would move one of them, or after a part of the model
+    was replaced, as by a parametrization.
 
     **Where caps start.** In proportion to the norms of the weights, at least 1 each, times the one factor that gives
     the constant. Parameters that it does not depend on are free; a table of tokens has the radius of the domain.
@@ -118,6 +119,7 @@ class Budget(Constraints):
         return {name: float(cap) for name, cap in self._caps.items()}
 
     def before(self, optimizer: torch.optim.Optimizer, changes: Mapping[str, float]) -> None:
+        self._require_fixed(optimizer)
         self._require_proved()
         super().before(optimizer, changes)
         if not self._every or len(self._still) == len(self._constrained) or self._recording():
@@ -172,6 +174,17 @@ class Budget(Constraints):
         for name in written:
             self._within.refresh(name, self._fixed[name][0])
         return written
+
+    def _require_fixed(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse a step that would move a tensor for whose values the constant is proved."""
+        graded = {name: tensor for name, (tensor, _) in self._fixed.items() if tensor.grad is not None}
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]} if graded else set()
+        if moved := [name for name, tensor in graded.items() if tensor.requires_grad or id(tensor) in held]:
+            raise ValueError(
+                f"the constant {shown(self._asked)} is proved for the values of {', '.join(moved)}, frozen when "
+                "constrain was called, and now with a gradient; call requires_grad_(False) and set grad to None, or "
+                "call remove() and constrain again"
+            )
 
     def _require_proved(self) -> None:
         """Refuse a step of another model, or of other values in frozen parameters or buffers, than it is proved for."""
