@@ -17,21 +17,31 @@ from wellnormed.constraints.caps import ColumnCap, EntryCap, SoftCap
 from wellnormed.constraints.constrained import Constrained
 from wellnormed.constraints.steps import BoundsItsSteps, attached_to
 from wellnormed.optim import Averaged
+from wellnormed.optim.around import runs_hooks, stepping, within
 from wellnormed.parallel.layout import local, refuse_untrainable, whole
 from wellnormed.routing import AssignedParameter, Assignment, assign_norms
 from wellnormed.routing.patterns import Matched
 
 
 def constrainable(optimizer: object) -> torch.optim.Optimizer:
-    """The optimizer whose steps are followed by constraints: that within an average."""
+    """The optimizer whose steps constraints follow: the one within an average, or within a wrapper without hooks."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"constrain: optimizer is of type {type(optimizer).__name__}; pass the optimizer itself")
-    if isinstance(optimizer, Averaged):
-        optimizer = optimizer.inner
+    inner: torch.optim.Optimizer | None = optimizer
+    while inner is not None:
+        if isinstance(inner, Averaged):
+            return constrainable(inner.inner)
+        inner = within(inner)
+    optimizer = stepping(optimizer)
     if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
         raise ValueError(
             "constrain: ZeroRedundancyOptimizer sends its weights after its step, past the constraints; use an "
             "optimizer of this library with process_group=, or fully_shard (FSDP2)"
+        )
+    if not runs_hooks(optimizer):
+        raise ValueError(
+            f"constrain: {type(optimizer).__name__} runs no hooks of torch in its step, so no constraint would act "
+            "after it; pass the optimizer that it wraps, or call super().__init__(params, defaults) in its class"
         )
     return optimizer
 

@@ -9,6 +9,28 @@ from torch import Tensor
 from wellnormed.optim.parts import Group
 
 
+def runs_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether torch calls an optimizer's hooks in its `step`: not unless its class has called torch's `__init__`."""
+    return getattr(type(optimizer).step, "hooked", False) and "_optimizer_step_post_hooks" in vars(optimizer)
+
+
+def within(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:
+    """The one optimizer that another one holds as an attribute and takes its parameters from; None without one."""
+    known = {p for group in optimizer.param_groups for p in group["params"]}
+    held = [each for each in vars(optimizer).values() if isinstance(each, torch.optim.Optimizer)]
+    found = [each for each in held if known == {p for group in each.param_groups for p in group["params"]}]
+    return found[0] if len(found) == 1 else None
+
+
+def stepping(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer whose steps hooks can follow: this one, or one within it, as accelerate and opacus wrap them.
+
+    A wrapper that has no hooks of its own is passed by, whatever its class.
+    """
+    inner = None if runs_hooks(optimizer) else within(optimizer)
+    return optimizer if inner is None else stepping(inner)
+
+
 class Around(torch.optim.Optimizer):
     """An optimizer around `optimizer`, to whose parameter groups, state and defaults it leads."""
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from wellnormed._inputs import require_numbers
 from wellnormed._ranges import Range
-from wellnormed.optim.around import Around
+from wellnormed.optim.around import Around, stepping
 from wellnormed.optim.conditional_gradient import ConditionalGradient
 from wellnormed.optim.parts import Group
 from wellnormed.optim.saved_state import by_name
@@ -111,7 +111,7 @@ class Averaged(Around):
     @property
     def attached(self) -> list[Any]:
         """The constraints of the optimizer within."""
-        return getattr(self.inner, "attached", [])
+        return getattr(stepping(self.inner), "attached", [])
 
     def add_param_group(self, param_group: Group) -> None:
         """Add parameters to the optimizer within; their average begins with their first gradient."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from wellnormed._inputs import require_numbers
 from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
-from wellnormed.optim.around import Around
+from wellnormed.optim.around import Around, stepping
 from wellnormed.optim.parts import Group
 from wellnormed.optim.validation import gradient_sizes, refuse_not_finite
 from wellnormed.parallel import Job, Placement
@@ -138,20 +138,20 @@ class Clipped(Around):
 
     @torch._disable_dynamo
     def _step(self) -> None:
-        if getattr(self.inner, "attached", ()):
+        if getattr(stepping(self.inner), "attached", ()):
             raise ValueError(
                 "Clipped: the optimizer within has constraints, which would act before its step is clipped and not "
                 "hold after it; call remove() on them, and constrain this optimizer"
             )
         clipped = self._clipped()
-        stepping = [(a, rate) for a, rate in clipped if a.parameter.grad is not None]
+        given = [(a, rate) for a, rate in clipped if a.parameter.grad is not None]
         if shares := [rate * self.weight_decay for _, rate in clipped if rate * self.weight_decay > 1]:
             raise ValueError(f"Clipped: weight_decay times lr is {shares[0]:g} and must be at most 1: it is a fraction")
-        refuse_not_finite(gradient_sizes({a.name: a.parameter for a, _ in stepping}, {}), 0)
+        refuse_not_finite(gradient_sizes({a.name: a.parameter for a, _ in given}, {}), 0)
         for follower in self.attached:
             follower.before(self, follower.changes())
         starts: dict[Tensor, Tensor] = {a.parameter: a.parameter.detach().clone() for a, _ in clipped}
-        known = {a.name for a, _ in stepping}
+        known = {a.name for a, _ in given}
         self.inner.step()
         moved = self._moved([a for a, _ in clipped if a.name not in known], starts)
         clipped = [(a, rate) for a, rate in clipped if a.name in known or moved[a.name]]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from wellnormed.matrix import spectral_norm
 from wellnormed.norms import Norm
+from wellnormed.optim.around import within
 from wellnormed.optim.conditional_gradient import ConditionalGradient
 from wellnormed.parallel import Job
 from wellnormed.parallel.placement import in_buckets
@@ -14,9 +15,9 @@ from wellnormed.parallel.placement import in_buckets
 
 def _engine_of(optimizer: Any) -> ConditionalGradient | None:
     """The optimizer of this package, also within others, as `Averaged` and accelerate's; None if there is none."""
-    while optimizer is not None and not isinstance(optimizer, ConditionalGradient):
-        optimizer = getattr(optimizer, "inner", None) or getattr(optimizer, "optimizer", None)
-    return optimizer
+    while isinstance(optimizer, torch.optim.Optimizer) and not isinstance(optimizer, ConditionalGradient):
+        optimizer = within(optimizer)
+    return optimizer if isinstance(optimizer, ConditionalGradient) else None
 
 
 @torch.no_grad()

@@ -1,0 +1,120 @@
+"""Constraints on optimizers within wrappers that know nothing of torch's hooks, as those of accelerate and opacus."""
+
+import pytest
+import torch
+from torch import nn
+
+import wellnormed as wn
+
+
+class Accelerated(torch.optim.Optimizer):
+    """As accelerate's `AcceleratedOptimizer`: it has no attributes of torch's class, and steps the one within."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    state = property(lambda self: self.optimizer.state)
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    defaults = property(lambda self: self.optimizer.defaults)
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure=None):
+        self.optimizer.step(closure)
+
+
+class Private(Accelerated):
+    """As opacus' `DPOptimizer`: it calls the one within by another name, after it has made the gradients."""
+
+    def __init__(self, optimizer):
+        self.original_optimizer = optimizer
+
+    state = property(lambda self: self.original_optimizer.state)
+    param_groups = property(lambda self: self.original_optimizer.param_groups)
+    defaults = property(lambda self: self.original_optimizer.defaults)
+
+    def zero_grad(self, set_to_none=True):
+        self.original_optimizer.zero_grad(set_to_none)
+
+    def step(self, closure=None):
+        self.original_optimizer.step()
+
+
+class Hooked(torch.optim.Optimizer):
+    """A wrapper whose class calls torch's `__init__`, with hooks of its own."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer.param_groups, {})
+        self.within = optimizer
+
+    def step(self, closure=None):
+        self.within.step(closure)
+
+
+class Bare(torch.optim.Optimizer):
+    """An optimizer that has forgotten to call torch's `__init__`."""
+
+    def __init__(self, parameters):
+        self.param_groups = [{"params": list(parameters), "lr": 0.1}]
+
+    def step(self, closure=None):
+        raise AssertionError
+
+
+WITHIN = {
+    "AdamW": (lambda m: torch.optim.AdamW(m.parameters(), lr=0.1), wn.HardCap(0.5)),
+    "Scion": (lambda m: wn.Scion(m, lr=0.1), wn.SoftCap(0.5)),
+    "clipped": (
+        lambda m: wn.optim.Clipped(torch.optim.AdamW(m.parameters(), lr=0.1), 1.0, norms=m),
+        wn.SoftCap(0.5),
+    ),
+    "averaged": (lambda m: wn.Averaged(wn.Scion(m, lr=0.1)), wn.SoftCap(0.5)),
+}
+
+
+@pytest.mark.parametrize(("make", "cap"), WITHIN.values(), ids=WITHIN)
+@pytest.mark.parametrize("wrap", [Accelerated, Private, lambda o: Accelerated(Private(o)), Hooked])
+def test_the_optimizer_within_is_constrained(make, cap, wrap):
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 6, bias=False)
+    optimizer = wrap(make(layer))
+    if wrap is Hooked and not isinstance(optimizer.within, wn.Averaged):
+        cap = wn.HardCap(0.5)  # it gives no bound on its steps
+    constraints = wn.constrain(optimizer, {"weight": cap}, norms=layer)
+    for _ in range(4):
+        optimizer.zero_grad()
+        layer(torch.randn(4, 6)).sum().backward()
+        optimizer.step()
+        assert constraints.proved_ratios()["weight"] <= 1
+
+
+def test_an_average_of_a_wrapped_optimizer_knows_its_constraints():
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 6, bias=False)
+    optimizer = wn.Averaged(Accelerated(torch.optim.AdamW(layer.parameters(), lr=0.1)))
+    constraints = wn.constrain(optimizer, {"weight": wn.HardCap(0.5)}, norms=layer)
+    assert optimizer.attached == [constraints]
+    within = torch.optim.SGD(layer.parameters(), lr=0.1)
+    wn.constrain(Private(within), {"weight": wn.HardCap(0.5)}, norms=layer)
+    with pytest.raises(ValueError, match="the optimizer within has constraints"):
+        wn.optim.Clipped(Private(within), 1.0, norms=layer).step()
+
+
+@pytest.mark.parametrize("wrap", [Bare, lambda p: Accelerated(Bare(p))])
+def test_an_optimizer_without_hooks_is_refused_before_anything_is_written(wrap):
+    layer = nn.Linear(6, 6, bias=False)
+    nn.init.constant_(layer.weight, 3.0)
+    optimizer = wrap(layer.parameters())
+    before, attributes = layer.weight.detach().clone(), dict(vars(optimizer))
+    for asked in ({"constraints": {"weight": wn.HardCap(0.5)}}, {"lipschitz": 1.0, "example_input": torch.randn(2, 6)}):
+        with pytest.raises(ValueError, match=r"Bare runs no hooks of torch.*pass the optimizer that it wraps"):
+            wn.constrain(optimizer, norms=layer, **asked)
+    assert torch.equal(layer.weight, before)
+    assert vars(optimizer) == attributes
+
+
+def test_scalars_find_the_optimizer_within():
+    layer = nn.Linear(6, 6)
+    optimizer = wn.Scion(layer, lr=0.1)
+    assert wn.optim.scalars(Accelerated(wn.Averaged(optimizer))) == wn.optim.scalars(optimizer)
