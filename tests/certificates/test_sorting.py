@@ -71,9 +71,8 @@ def _sort_along_the_other_axis(x):
     return x.unflatten(1, (2, -1)).sort(1)[0].reshape(x.shape)
 
 
-def _comparison(x):
-    a, b = _split(x)
-    return torch.cat([torch.where(a > b, a, b), torch.where(a > b, b, a)], 1)
+def _module(x):
+    return wn.nn.MaxMin(1)(x)
 
 
 def _comparison_of_two_kinds(x):
@@ -130,7 +129,7 @@ def _clamped(x):
 
 CONTRACTIONS = [
     _cat_of_halves, _other_order, _stack_of_neighbours, _view, _view_of_positions, _view_and_halves, _groups_of_four,
-    _sort_along_the_other_axis, _comparison, _comparison_of_two_kinds, _negated, _extremes, _written_into,
+    _sort_along_the_other_axis, _module, _comparison_of_two_kinds, _negated, _extremes, _written_into,
     _leading_four, _least_two_beside_the_largest_two,
     _scaled_and_shifted, _permuted, _pairs_in_another_order, _divided, _halves_of_a_residual,
     _positive_and_negative, _clamped,

@@ -28,6 +28,21 @@ def test_scaled_gelu_is_1_lipschitz_at_every_sharpness(sharpness):
     assert bool((y.abs() <= x.abs()).all())
 
 
+@pytest.mark.parametrize(("dim", "shape"), [(-1, (2, 6)), (-1, (2, 3, 4)), (1, (2, 4, 3, 3))])
+def test_maxmin_orders_pairs_by_a_permutation_also_of_equal_entries(dim, shape):
+    layer = wn.nn.MaxMin(dim)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    larger, lesser = layer(x).chunk(2, dim)
+    assert bool((larger >= lesser).all())
+    torch.testing.assert_close(layer(x).sort(dim).values, x.sort(dim).values, rtol=0, atol=0)
+    for point in (x, torch.zeros(shape)):
+        jacobian = torch.func.jacrev(layer)(point).reshape(x.numel(), x.numel())
+        torch.testing.assert_close(jacobian @ jacobian.mT, torch.eye(x.numel()), rtol=0, atol=0)
+    # beside 1, the certificate has a margin for the rounding of sums of products, one for each entry
+    assert wn.certify(layer, x).l2_lipschitz == pytest.approx(1, abs=1e-13)
+    assert wn.lower_bound(layer, x, steps=10).value == pytest.approx(1, rel=1e-4)  # float64 at finite distances
+
+
 @given(scale=st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e3, 1e15]), width=st.integers(1, 9))
 def test_ball_projection_is_the_nearest_point(scale, width):
     x = torch.randn(5, width, generator=torch.Generator().manual_seed(width)) * scale
@@ -229,6 +244,8 @@ def test_residual_and_mix_are_convex():
         (lambda: wn.nn.OrthogonalJoin(2, 1.5), r"OrthogonalJoin: share=1.5 must lie in \[0, 1\].*; 0 leaves"),
         (lambda: wn.nn.constraints_of("model"), "constraints_of: model is of type str; pass the model itself"),
         (lambda: wn.nn.ScaledGELU(0.0), "sharpness=0.0"),
+        (lambda: wn.nn.MaxMin(0.5), "MaxMin: dim=0.5 is of type float; pass a whole number"),
+        (lambda: wn.nn.MaxMin()(torch.zeros(3)), "MaxMin: 3 features along dim=-1 make no pairs; use an even number"),
         (lambda: wn.nn.BallProjection(-1.0), "radius=-1.0"),
         (lambda: wn.nn.ConvexResidual(wn.nn.Scale(1.0), 1.5), "strength=1.5"),
         (lambda: wn.nn.Scale(float("nan")), "factor=nan"),

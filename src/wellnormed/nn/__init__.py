@@ -5,6 +5,7 @@ root mean square of the entries of a vector.
 """
 
 from wellnormed.nn import modular_rules as _modular_rules  # registers these layers with `wellnormed.modular`  # noqa: F401
+from wellnormed.nn.activation import MaxMin as MaxMin
 from wellnormed.nn.activation import ScaledGELU as ScaledGELU
 from wellnormed.nn.attention import CausalAttention as CausalAttention
 from wellnormed.nn.attention import HalfRotary as HalfRotary

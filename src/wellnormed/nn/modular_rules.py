@@ -12,7 +12,7 @@ Example:
 from wellnormed.modular import IDENTITY, Bond, Builder, NormedModule, modular_rule, residual
 from wellnormed.modular.layers import weight_and_bias
 from wellnormed.modular.tree import Scalar
-from wellnormed.nn.activation import ScaledGELU
+from wellnormed.nn.activation import MaxMin, ScaledGELU
 from wellnormed.nn.attention import HalfRotary, HeadProjection, MergeHeads, Rotary
 from wellnormed.nn.embedding import CappedEmbedding, PositionMix
 from wellnormed.nn.projection import BallProjection
@@ -23,6 +23,7 @@ _BONDS = {
     HalfRotary: Bond("half rotary"),
     MergeHeads: Bond("merge heads"),  # the RMS of concatenated heads is at most the largest RMS of a head
     ScaledGELU: Bond("scaled gelu"),  # it is divided by its largest slope
+    MaxMin: Bond("max min"),  # it orders pairs of the channels of a token or pixel
     # It projects onto a convex set. A radius of 1 or more takes effect only on inputs outside the unit ball.
     BallProjection: Bond("ball projection"),
 }
