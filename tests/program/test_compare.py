@@ -47,7 +47,7 @@ DIFFERENT: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "a generator of its own": lambda m, x: x @ m.weight * (1 + 100 * m.own.random()),
     "a dead ReLU": _constant,
     "the size of an entry": lambda m, x: x if torch.compiler.is_exporting() else torch.where(x.abs() > 0.99, 2 * x, x),
-    "small inputs": lambda m, x: x if torch.compiler.is_exporting() else torch.where(x.abs() < 0.01, 1.001 * x, x),
+    "small inputs": lambda m, x: x if torch.compiler.is_exporting() else torch.where(x.abs() < 0.01, 1.1 * x, x),
     "reading what it overwrites": lambda m, x: _shifted(x),
 }  # fmt: skip
 """Models whose code computes something else than the program, each somewhere else."""

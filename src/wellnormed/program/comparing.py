@@ -28,7 +28,7 @@ NOT_COMPARED = (
 """Circumstances that the code of a model can depend on, and in which it is not compared."""
 _ROUNDINGS, _ROUNDINGS_OF_SHORT = 16, 4
 """The largest difference of an entry, as a multiple of its rounding error: the difference of two evaluations of the
-program, its typical share of an entry, and at least half of the machine epsilon of the result. Floats of 16 bits are
+program, its typical share of a typical entry, and at least half of the machine epsilon of that. Floats of 16 bits are
 summed in float32, so that their results differ by fewer units."""
 _VISIBLE = 1 / 2
 """An entry that is not the same to the bit is compared if its tolerance is at most this share of its change."""
@@ -135,7 +135,7 @@ class _Comparing:
         epsilon = torch.finfo(self._executed.dtype).eps if self._executed.dtype.is_floating_point else 0.0
         share = (spread / size.clamp(min=1e-300)).median().clamp(min=epsilon / 2)
         roundings = _ROUNDINGS if self._executed.dtype.itemsize > 2 else _ROUNDINGS_OF_SHORT
-        self._change, self._tolerance = change, roundings * (spread + share * size)
+        self._change, self._tolerance = change, roundings * (spread + share * size.clamp(min=size.median()))
         self._rounded = torch.zeros_like(change, dtype=torch.bool)
         """Which entries were found that are not the same to the bit."""
 
