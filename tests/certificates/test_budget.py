@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import wellnormed as wn
-from wellnormed.certificates.budget import FREE, Budget
+from wellnormed.certificates.budget import FREE
 from wellnormed.certificates.within import TOLERANCE
 from wellnormed.models import GPTConfig, build
 from wellnormed.norms import Sign
@@ -82,7 +82,7 @@ MODELS = {
     "norm layer": (lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)), X, 20.0),
     "attention": (Attention, TOKENS, 5.0),
     "GPT": (lambda: build(GPTConfig(vocabulary_size=12, length=6, width=8, heads=2, blocks=1)), TOKENS, 20.0),
-    **{kind.__name__: (partial(Recurrent, kind), X, 2.0) for kind in (nn.RNN, nn.LSTM, nn.GRU)},
+    "LSTM": (partial(Recurrent, nn.LSTM), X, 2.0),
 }  # fmt: skip
 
 
@@ -145,23 +145,6 @@ def test_caps_move_to_the_layers_that_the_loss_needs():
     assert after["1.f.0.weight"] < 0.9 * before["1.f.0.weight"]
     assert after["2.weight"] > before["2.weight"]
     assert wn.certify(model, X, within=constraints).lipschitz == asked(3.0)
-
-
-def test_many_moves_keep_the_constant():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), Residual(nn.Linear(4, 4, bias=False)))
-    optimizer = wn.Scion(model, lr=0.0)
-    constraints = wn.constrain(optimizer, lipschitz=2.0, example_input=torch.zeros(1, 4), move_every=1)
-    generator = torch.Generator().manual_seed(0)
-    assert isinstance(constraints, Budget)
-    for number in range(60):
-        for saved in constraints._saved.values():
-            saved.fill_(float(torch.rand((), generator=generator)) * 10.0 ** (number % 7))
-        constraints._move()
-        assert all(float(cost) > 0 for cost in constraints._costs.values())
-        if number % 20 == 0:
-            assert wn.certify(model, torch.zeros(1, 4), within=constraints).lipschitz == asked(2.0)
-            assert all(ratio <= 1 for ratio in constraints.proved_ratios().values())
 
 
 def run(steps, states=None, seed=0):
@@ -273,18 +256,6 @@ def test_a_part_that_is_put_into_the_model_later_is_refused_before_the_step(name
     with pytest.raises(ValueError, match=f"the model as it was, and .*{re.escape(said)}.* is another one now"):
         step(model, X, optimizer)
     assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_of_16_bits(dtype):
-    model = residual().to(dtype)
-    x = X.to(dtype)
-    optimizer = wn.Scion(model, lr=0.05)
-    constraints = wn.constrain(optimizer, lipschitz=5.0, example_input=x, move_every=2)
-    for _ in range(4):
-        step(model, x, optimizer)
-    assert all(ratio <= 1 for ratio in constraints.proved_ratios().values())
-    assert wn.certify(model, x, within=constraints).lipschitz == asked(5.0)
 
 
 def test_an_optimizer_of_another_library():

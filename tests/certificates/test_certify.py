@@ -125,19 +125,6 @@ def test_radius_below_the_embedding_is_refused_with_the_remedy() -> None:
     assert "the rows of `0.weight` among them" in certificate.domain
 
 
-def test_several_inputs_and_outputs() -> None:
-    class Two(nn.Module):
-        def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-            return {"sum": x + 2 * y, "first": x}
-
-    example = {"x": torch.zeros(3), "y": torch.zeros(3)}
-    certificate = certify(Two(), example, output="sum")
-    assert certificate.lipschitz == pytest.approx(3)
-    assert "`input.x`" in certificate.domain
-    assert "`input.y`" in certificate.domain
-    assert certify(Two(), tuple(example.values()), output=1).lipschitz == pytest.approx(1, rel=1e-12)
-
-
 @cache
 def scaled() -> Certificate:
     """Dropout and a layer whose constant was changed after it was made."""

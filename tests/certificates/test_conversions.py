@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellnormed.certificates import Certificate, CheckError, UncertifiableError, certify, require_same_model, verify
-from wellnormed.lowering.stored import raw_tensor
 from wellnormed.proof import check
 
 from .adversary import Net, bounds_of, walked
@@ -341,17 +340,7 @@ def test_no_rule_looks_through_a_rounding_row() -> None:
     assert len(theirs.inputs) == 4
     assert (ours.bounds.radius == theirs.bounds.radius).all()  # by heads
     assert certificate.lipschitz > exact.lipschitz
-    # a forger who states the claims of the exact program in the rounded one
-    document = copy.deepcopy(certificate.document())
-    forged, honest = (next(r for r in d["rows"] if r["operation"] == "attention") for d in (document, exact.document()))
-    source = next(row for row in document["rows"] if row["name"] == "q.linear")["inputs"][0]
-    forged["inputs"].append(source)
-    for key in ("reads", "constants", "claims", "gain"):
-        forged[key] = honest[key]
-    tensors = {name: raw_tensor(t) for name, t in (model.state_dict() | certificate.computed).items()}
-    with pytest.raises(CheckError, match="is not made of heads of a linear map"):
-        check(document, tensors)
-    # and who leaves the rounding out describes another model
+    # who leaves the rounding out describes another model
     with pytest.raises(CheckError, match="the certificate has"):
         require_same_model(exact, model, example)
 

@@ -21,7 +21,7 @@ from wellnormed.nn import BallProjection
 from wellnormed.program import Program
 from wellnormed.program.domain import DTYPES
 from wellnormed.program.errors import UncertifiableError
-from wellnormed.proof import Proof, check
+from wellnormed.proof import check
 
 from .adversary import Net, drawn, random_weights
 
@@ -145,33 +145,6 @@ def test_a_table_alone_changes_by_its_largest_distance() -> None:
     assert certify(nn.Linear(2, 2), torch.zeros(1, 2)).substitution is None
 
 
-def test_the_largest_distance_of_rows_is_proved() -> None:
-    generator, example = drawn(), torch.tensor([[0, 0]])
-    for number, (rows, scale) in enumerate(itertools.product((1, 2, 3, 200), (1e-30, 1.0, 1e30))):
-        weight = scale * (
-            torch.randn(rows, 6, generator=generator) + torch.randn(6, generator=generator) * (number % 3)
-        )
-        weight[:1] *= 1 + number
-        true = torch.cdist(
-            weight.double()[None], weight.double()[None], compute_mode="donot_use_mm_for_euclid_dist"
-        ).max()
-        (bound,) = Proof({"weight": weight.numpy()}).claim("diameter", "weight").values
-        assert float(true) <= bound <= 2 * float(true) + 1e-12 * scale * 20
-        if number not in (0, 4, 8, 9):  # every number of rows, and every scale, goes through a document once
-            continue
-        table = nn.Embedding(rows, 6, _weight=weight)
-        certificate = certify(table, example, math.inf)
-        document = json.loads(json.dumps(certificate.document()))
-        tensors = {"weight": weight.numpy()}
-        check(document, tensors)
-        claim = document["rows"][0]["claims"][1]
-        claim["values"][0] *= 1 - 1e-6
-        if rows > 1:
-            with pytest.raises(CheckError, match="diameter of weight"):
-                check(document, tensors)
-    assert Proof({"weight": np.ones((3, 4))}).claim("diameter", "weight").values[0] < 1e-12
-
-
 class Encoder(nn.Module):
     """Tokens, a mask that is an argument, and a decoder's tokens from the same table."""
 
@@ -211,52 +184,14 @@ def test_inputs_that_are_fixed_are_named_and_kept(tmp_path: Path) -> None:
     assert certificate.token_distance == pytest.approx(max(distances))
 
 
-class Padded(nn.Module):
-    """Counts positions and hides tokens by what they are, as RoBERTa does; warns of padding if left alone."""
-
-    def __init__(self, *, table: bool = False) -> None:
-        super().__init__()
-        self.tokens, self.positions, self.result = nn.Embedding(7, 4), nn.Embedding(9, 4), nn.Linear(4, 3)
-        self.table, self.warned = table, 0
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        here = tokens != 0
-        places = here.long().cumsum(1) * here
-        if not torch.compiler.is_compiling() and bool((tokens == 0).any()):
-            mask = here[:, None, None, :]
-        else:
-            mask = (here * 1)[:, None, None, :].bool()
-        x = self.tokens.weight[tokens] if self.table else self.tokens(tokens)
-        x = (x + self.positions(places))[:, None]
-        x = nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
-        return self.result(x[:, 0])
-
-
-@pytest.mark.parametrize("table", [False, True])
-def test_what_tokens_decide_beside_lookups_is_fixed(table: bool) -> None:
-    model = random_weights(Padded(table=table), 0.3)
-    example = torch.tensor([[1, 2, 3, 0]])
-    certificate = certify(model, example, 2.0)
-    assert certificate.fixed == ("input.tokens",)
-    looked_up = {row.claims[0].tensors[0] for row in certificate.rows if row.operation == "input"}
-    assert looked_up == {"tokens.weight", "positions.weight"}
-    assert torch.equal(certificate.computed["input.tokens"], example)
-    verify(certificate, model.state_dict())
-    # tokens that leave the padding where it is change the result by no more than is promised
-    results = torch.stack([model(torch.tensor([[a, b, c, 0]]))[0] for a in (1, 4) for b in (2, 5) for c in (3, 6)])
-    most = (results[:, None] - results).detach().square().mean(-1).sqrt().max()
-    assert certificate.substitution is not None
-    assert float(most) <= certificate.substitution
-
-
 def test_a_model_that_changes_course_by_what_it_computes_is_refused() -> None:
-    class Looking(Padded):
+    class Looking(nn.Embedding):
         def forward(self, tokens: Tensor) -> Tensor:
-            x = self.tokens(tokens)
-            return self.result(x if bool(x.sum() > 0) else -x)
+            x = super().forward(tokens)
+            return x if bool(x.sum() > 0) else -x
 
     with pytest.raises(UncertifiableError):
-        certify(random_weights(Looking(), 0.3), torch.tensor([[1, 2, 3, 0]]), 2.0)
+        certify(random_weights(Looking(7, 4), 0.3), torch.tensor([[1, 2, 3, 0]]), 2.0)
 
 
 def test_features_that_are_integers_are_no_variable() -> None:
@@ -315,17 +250,11 @@ def setting(**constants: Any) -> Callable[[dict[str, Any]], None]:
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "ends exchanged": (setting(low=1.0, high=0.0), "wrong order"),
-    "one end twice": (setting(low=1.0, high=1.0), "wrong order"),
     "wider above": (setting(high=1.0001), "radius .* less than"),
     "wider below": (setting(low=-1.0001), "radius .* less than"),
-    "every number": (setting(low=-3.5e38, high=3.5e38), "radius .* less than"),
-    "also a ball": (setting(radius=1.0), "neither a ball nor a box"),
     "one end": (lambda row: row["constants"].pop("low"), "neither a ball nor a box"),
     "no dtype": (lambda row: row["constants"].pop("dtype"), "'dtype' of its constants is missing"),
-    "unknown dtype": (setting(dtype="int8"), "dtype of its constants must be 'float64' or .*, got 'int8'"),
     "end that is none": (setting(high=math.inf), "high of its constants must be a finite number, got inf"),
-    "end that is a word": (setting(high="1"), "high of its constants must be a finite number, got '1'"),
-    "a ball as large": (lambda row: row.update(constants={"dtype": "float32", "radius": 1.0}), "largest .* less than"),
 }  # fmt: skip
 
 
@@ -334,18 +263,6 @@ def test_a_box_may_not_promise_more(name: str) -> None:
     change, reason = FORGED[name]
     with pytest.raises(CheckError, match=reason):
         forged(random_weights(nn.Linear(3, 2)), torch.zeros(1, 3), change, box=(0, 1))
-
-
-def test_numbers_of_a_box_may_not_be_lowered_and_smaller_boxes_are_less() -> None:
-    model, example = random_weights(Net(lambda self, x: x * x)), torch.zeros(1, 3)
-    for key in ("radius", "gain", "largest"):
-
-        def less(row: dict[str, Any], key: str = key) -> None:
-            row[key]["values"][0] = str(float(row[key]["values"][0]) * (1 - 1e-9))
-
-        with pytest.raises(CheckError, match=key):
-            forged(model, example, less, box=(-1, 2))
-    forged(model, example, setting(low=0.5), box=(-1, 2))
 
 
 def test_the_words_of_a_dtype_are_those_of_its_numbers() -> None:

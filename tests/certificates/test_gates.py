@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.certificates.adversary import Net, attack, bounds_of, drawn, random_weights
+from tests.certificates.adversary import Net, attack, bounds_of, random_weights
 from wellnormed.certificates import certify
 from wellnormed.proof.functions import COUPLINGS, shape_of
 
@@ -87,14 +87,10 @@ def _cell(kind: type[nn.Module], inputs: int, width: int, size: float, **setting
 
 
 @pytest.mark.parametrize(("kind", "length", "most"), [
-    (nn.LSTM, 1, 0.71), (nn.LSTM, 5, 52.0), (nn.LSTM, 10, 34_000.0),
-    (nn.GRU, 1, 0.74), (nn.GRU, 5, 58.0), (nn.GRU, 10, 4_300.0),
+    (nn.LSTM, 1, 0.71), (nn.LSTM, 5, 52.0), (nn.GRU, 1, 0.74), (nn.GRU, 5, 58.0),
 ])  # fmt: skip
 def test_recurrent_cells_have_this_bound(kind, length, most):
-    """Of 16 units on 8 inputs as torch draws them. Products of maxima gave 0.99, 171 and 309,000; 0.83, 343, 363,000.
-
-    A search finds 0.23, 0.5, 0.6; 0.38, 0.7, 0.7.
-    """
+    """Of 16 units on 8 inputs as torch draws them. Products of maxima gave 0.99 and 171, 0.83 and 343."""
     torch.manual_seed(0)
     cell = kind(8, 16, batch_first=True).eval()
     assert certify(Net(lambda s, x: s.cell(x)[0], cell=cell), torch.zeros(1, length, 8)).lipschitz <= most
@@ -123,14 +119,3 @@ def _minimal(size: float) -> nn.Module:
 ], ids=["lstm", "steep lstm both ways", "gru", "gru of one unit", "hand-written"])  # fmt: skip
 def test_a_search_exceeds_no_bound_of_a_cell(model, shape):
     attack(model, torch.zeros(shape), steps=8, restarts=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-@pytest.mark.parametrize(("inputs", "width", "length"), [(1, 1, 2), (2, 3, 6), (5, 2, 3), (8, 16, 4)])
-@pytest.mark.parametrize("size", [0.3, 1.0, 5.0])
-def test_a_long_search_exceeds_no_bound_of_a_cell(kind, inputs, width, length, size):
-    example = torch.randn(1, length, inputs, generator=drawn())
-    for radius in (0.2, 1.0, 5.0):
-        share = attack(_cell(kind, inputs, width, size), example, radius, steps=40, restarts=4)
-        print(f"{kind.__name__} {inputs} {width} {length} {size} {radius} | {share:.4f}")

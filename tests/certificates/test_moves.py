@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from wellnormed.certificates import certify
 from wellnormed.lowering.ledger import Ledger, Stored
+from wellnormed.lowering.moves import add, pick, times
 from wellnormed.lowering.operations import movement
 from wellnormed.program.operation import OPERATIONS, name_of
 from wellnormed.proof import Row
@@ -279,10 +280,30 @@ def test_random_positions(seed):
     keep = torch.rand(3, 4, generator=generator) < 0.7 if seed % 3 else torch.ones(3, 4, dtype=torch.bool)
     if seed % 3 == 2:
         keep = keep[:1].expand(3, 4)
-    from wellnormed.lowering.moves import pick
-
     result = pick(ledger, value, lambda t: torch.where(keep, t.reshape(-1)[index], 0.0))
     _check(ledger, [result], [torch.where(keep, x.reshape(-1)[index], 0.0)], x)
+
+
+def test_like_slices_are_told_from_unlike_ones():
+    """Slices that differ in one entry, one factor or one group are not taken together."""
+    ledger, x = begin((1, 4, 2))
+    factor = torch.ones(1, 4, 2)
+    factor[0, 3, 1] = 5.0
+    scaled = times(ledger, x, Stored("factor", factor.double()))
+    moved = pick(ledger, scaled, lambda t: t.flip(1).unflatten(1, (2, 2)))
+    gains = ledger.bounds(moved, [3]).gain.astype(float)
+    assert gains.shape == (1, 2, 2, 1)
+    assert gains.flatten().tolist() == pytest.approx([5 * 2**0.5, 2**0.5, 2**0.5, 2**0.5])
+    # both tokens of a pair in one group: the entries of two input groups do not mix
+    assert ledger.bounds(moved, [2, 3]).gain.astype(float).flatten().tolist() == pytest.approx([52**0.5, 2])
+
+
+def test_entries_of_two_groups_that_mix_add_up():
+    ledger, x = begin((1, 2, 2))
+    total = add(ledger, [x, pick(ledger, x, lambda t: t.flip(1))])
+    assert float(max(ledger.bounds(total, [-1]).gain.flat)) == pytest.approx(2 * 2**0.5)
+    twice = add(ledger, [x, times(ledger, x, -1.0)])
+    assert float(max(ledger.bounds(twice, [-1]).gain.flat)) >= 0
 
 
 def test_names_are_those_of_operations():

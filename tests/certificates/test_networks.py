@@ -105,28 +105,6 @@ def test_residuals_factors_and_tables_are_part_of_a_network() -> None:
     assert gain_found(flat, 6) <= certificate.l2_lipschitz
 
 
-class Residuals(nn.Module):
-    """`x + B relu(A x)`, some times."""
-
-    def __init__(self, blocks: int, width: int, hidden: int) -> None:
-        super().__init__()
-        self.up = nn.ModuleList(nn.Linear(width, hidden) for _ in range(blocks))
-        self.down = nn.ModuleList(nn.Linear(hidden, width) for _ in range(blocks))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for up, down in zip(self.up, self.down, strict=True):
-            x = x + down(F.relu(up(x)))
-        return x
-
-
-def test_blocks_of_residuals_are_one_network() -> None:
-    torch.manual_seed(0)
-    model = Residuals(3, 6, 8).eval()
-    plain, certificate = wn.certify(model, torch.zeros(1, 6)), wn.certify(model, torch.zeros(1, 6), effort="high")
-    assert len(joint_rows(certificate)) == 1
-    assert gain_found(model, 6) <= certificate.l2_lipschitz < 0.8 * plain.l2_lipschitz
-
-
 def test_a_network_ends_where_another_operation_or_a_second_start_begins() -> None:
     torch.manual_seed(0)
     layers = {name: nn.Linear(6, 6) for name in "abcdef"}

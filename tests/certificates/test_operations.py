@@ -146,8 +146,6 @@ _GQA = {"q": (4, 8), "k": (4, 4), "v": (4, 4)}
 
 ATTENTION: dict[str, tuple[Callable[[], nn.Module], float]] = {
     "heads": (lambda: _Maps(_attend, **_QKV), 1.0),
-    "heads, sharp": (lambda: _Maps(_attend, **_QKV), 3.0),
-    "heads, flat": (lambda: _Maps(_attend, **_QKV), 0.05),
     "causal": (lambda: _Maps(lambda s, x: _attend(s, x, is_causal=True), **_QKV), 1.0),
     "biases": (lambda: _Maps(_attend, True, **_QKV), 1.0),
     "biases, flat": (lambda: _Maps(_attend, True, **_QKV), 0.05),
@@ -157,7 +155,6 @@ ATTENTION: dict[str, tuple[Callable[[], nn.Module], float]] = {
         lambda: _Maps(lambda s, x: _attend(s, x, attn_mask=torch.ones(3, 3, dtype=torch.bool).tril()), **_QKV),
         1.0,
     ),
-    "wide values": (lambda: _Maps(_attend, q=(4, 4), k=(4, 4), v=(4, 12)), 1.0),
     "narrow values": (lambda: _Maps(_attend, q=(4, 8), k=(4, 8), v=(4, 2)), 1.0),
     "fused": (lambda: _Maps(_fused, qkv=(4, 12)), 1.0),
     "fused, biases": (lambda: _Maps(_fused, True, qkv=(4, 12)), 0.3),
@@ -167,7 +164,6 @@ ATTENTION: dict[str, tuple[Callable[[], nn.Module], float]] = {
     "rotary": (lambda: _Maps(_rotary, **_QKV), 1.0),
     "cross": (lambda: _Maps(_cross, True, **_QKV), 1.0),
     "shuffled values": (lambda: _Maps(_shuffled_values, **_QKV), 1.0),
-    "spelled": (lambda: _Maps(_spelled, **_QKV), 1.0),
     "spelled, biases": (lambda: _Maps(_spelled, True, **_QKV), 0.3),
     "spelled, causal": (lambda: _Maps(_causal_spelled, True, **_QKV), 0.5),
     "fused, transposed": (lambda: Net(_fused_transposed), 1.0),
@@ -321,11 +317,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
     "unit vectors": (_net(lambda x: F.normalize(x, dim=-1, eps=0.2)), _T, 1.0),
     "unit vectors of an image": (_net(lambda x: F.normalize(x, dim=1, eps=0.2)), _I, 1.0),
     "softmax": (_net(lambda x: torch.softmax(3 * x, -1)), _T, 1.0),
-    "softmax of two": (_net(lambda x: torch.softmax(3 * x, -1)), (1, 3, 2), 1.0),
     "softmax of tokens": (_net(lambda x: torch.softmax(3 * x, 1)), _T, 1.0),
     "softmax of an image": (_net(lambda x: torch.softmax(3 * x, 1)), _I, 1.0),
     "log softmax": (_net(lambda x: torch.log_softmax(3 * x, -1)), _T, 2.0),
-    "log softmax of tokens": (_net(lambda x: torch.log_softmax(3 * x, 1)), _T, 1.0),
     "convex potential": (_net(lambda x: _convex(x, _W.to(x), None, 0.1)), _T, 1.0),
     "convex potential, long step": (_net(lambda x: _convex(x, _W.to(x), _B.to(x), 0.9)), _T, 1.0),
     "convex potential, other spelling": (
@@ -359,25 +353,18 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
     "two pools": (_net(lambda x: F.avg_pool1d(F.avg_pool1d(x, 4, 4), 1, 1) * 4), (1, 2, 16), 1.0),
 }
 for _name, _function in {
-    "relu": F.relu, "abs": torch.abs, "relu6": F.relu6, "tanh": torch.tanh, "sin": torch.sin, "cos": torch.cos,
-    "atan": torch.atan, "asinh": torch.asinh, "tanhshrink": F.tanhshrink, "softshrink": F.softshrink,
-    "log_sigmoid": F.logsigmoid, "sigmoid": torch.sigmoid, "hardsigmoid": F.hardsigmoid, "hardswish": F.hardswish,
-    "erf": torch.erf, "gelu": F.gelu, "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu,
-    "mish": F.mish, "leaky_relu": lambda x: F.leaky_relu(x, -1.5),
-    "prelu": lambda x: F.prelu(x, torch.tensor([-3.0]).to(x)),
-    "elu": lambda x: F.elu(x, 1.7), "elu, negative": lambda x: F.elu(x, -1.7), "selu": F.selu,
-    "celu": lambda x: F.celu(x, 0.5),
+    "prelu": lambda x: F.prelu(x, torch.tensor([-3.0]).to(x)), "elu, negative": lambda x: F.elu(x, -1.7),
+    "celu": lambda x: F.celu(x, 0.5), "selu": F.selu, "hardtanh": F.hardtanh,
     "threshold": lambda x: F.threshold(x, 0.5, 0.5),
-    "clamp": lambda x: x.clamp(0.5, 1.0), "clamp below": lambda x: x.clamp(max=-2.0),
-    "hardtanh": F.hardtanh, "gelu, spelled": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
+    "gelu, spelled": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
     "gelu by tanh, spelled": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "silu, steep": lambda x: x * torch.sigmoid(1.702 * x), "silu, backward": lambda x: x * torch.sigmoid(-3 * x),
 }.items():  # fmt: skip
-    CASES[_name] = (_net(_function), (1, 1, 2), 3.0)
+    CASES[_name] = (_net(_function), (1, 1, 2), 3.0)  # those of the table are on a fine grid below
 
 
 QUICK = {
-    "tokens times a matrix", "matrix product", "gate", "max pool 2d", "average pool, edges apart",
+    "tokens times a matrix", "sum with products", "matrix product", "gate", "max pool 2d", "average pool, edges apart",
     "layer norm", "group norm", "ball, active", "log softmax",
     "convex potential, long step", "where", "numbers assigned to slices",
     "elu, negative", "fused by head", "grouped queries", "spelled, causal",
@@ -474,17 +461,6 @@ def test_the_default_eps_is_that_of_the_dtype():
     model = Net(lambda _, x: F.rms_norm(x, (4,))).double()
     example = _random(1, 3, 4).double()
     attack(model, example, 1.0, steps=3, restarts=0, starts=(torch.zeros(1, 3, 4),))
-
-
-def test_products_of_an_active_ball_are_smaller_than_of_an_idle_one():
-    def projected(x: Tensor, scale: float) -> Tensor:
-        return x * torch.rsqrt((x.square().mean(-1, keepdim=True) * scale).clamp(min=1.0))
-
-    active, idle = (
-        bounds_of(Net(lambda _, x, s=s: projected(x, s)), _random(1, 3, 4), 2.0) for s in (1.0, 0.25)
-    )  # fmt: skip
-    assert float(max(active.radius.flat)) == pytest.approx(2.0)
-    assert float(max(idle.radius.flat)) == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("name", ["biases, flat", "fused", "spelled, causal"])

@@ -1,4 +1,4 @@
-"""Layouts of public networks, written small: GCN and GAT as PyTorch Geometric has them, SqueezeNet and GoogLeNet."""
+"""Layouts of public networks, written small: GCN and GAT as PyTorch Geometric has them."""
 
 import pytest
 import torch
@@ -74,55 +74,10 @@ class Two(nn.Module):
         return self.second(F.elu(self.first(x, edges)), edges)
 
 
-class Fire(nn.Module):
-    """As in `torchvision.models.squeezenet`."""
-
-    def __init__(self, inputs: int, squeezed: int, outputs: int) -> None:
-        super().__init__()
-        self.squeeze = nn.Conv2d(inputs, squeezed, 1)
-        self.expand1x1, self.expand3x3 = nn.Conv2d(squeezed, outputs, 1), nn.Conv2d(squeezed, outputs, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.squeeze(x))
-        return torch.cat([F.relu(self.expand1x1(x)), F.relu(self.expand3x3(x))], 1)
-
-
-def squeezenet() -> nn.Module:
-    features = [nn.Conv2d(3, 4, 3, 2), nn.ReLU(True), nn.MaxPool2d(3, 2, ceil_mode=True), Fire(4, 2, 3)]
-    classifier = [nn.Dropout(), nn.Conv2d(6, 5, 1), nn.ReLU(True), nn.AdaptiveAvgPool2d((1, 1)), nn.Flatten()]
-    return nn.Sequential(*features, nn.MaxPool2d(3, 2, ceil_mode=True), Fire(6, 2, 3), *classifier)
-
-
-def normed(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Module:
-    convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(outputs, eps=0.001), nn.ReLU(True))
-
-
-class Inception(nn.Module):
-    """As in `torchvision.models.googlenet`."""
-
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.branch1 = normed(inputs, width, 1)
-        self.branch2, self.branch3 = (nn.Sequential(normed(inputs, 2, 1), normed(2, width, 3)) for _ in range(2))
-        self.branch4 = nn.Sequential(nn.MaxPool2d(3, 1, 1, ceil_mode=True), normed(inputs, width, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.branch1(x), self.branch2(x), self.branch3(x), self.branch4(x)], 1)
-
-
-def googlenet() -> nn.Module:
-    features = [normed(3, 3, 7, 2), nn.MaxPool2d(3, 2, ceil_mode=True), Inception(3, 2)]
-    ends = [nn.AdaptiveAvgPool2d((1, 1)), nn.Flatten(), nn.Dropout(0.2), nn.Linear(8, 4)]
-    return nn.Sequential(*features, nn.MaxPool2d(3, 2, ceil_mode=True), Inception(8, 2), *ends)
-
-
 MODELS = {
     "gcn": (lambda: Two(GCNConv(4, 8), GCNConv(8, 3)), (torch.randn(6, 4, generator=drawn()), EDGES), 0.5),
     "gat": (lambda: GATConv(4, 3, 2), (torch.randn(6, 4, generator=drawn()), EDGES), 0.1),
     "gat, two": (lambda: Two(GATConv(4, 3, 2), GATConv(6, 2, 1)), (torch.randn(6, 4, generator=drawn()), EDGES), 1e-3),
-    "squeezenet": (squeezenet, torch.rand(1, 3, 24, 20, generator=drawn()), 5e-3),
-    "googlenet": (googlenet, torch.rand(1, 3, 28, 20, generator=drawn()), 0.01),
 }
 
 
@@ -130,9 +85,9 @@ MODELS = {
 def test_a_layout_is_certified_and_verified_and_no_search_exceeds_its_bound(name):
     layout, example, share = MODELS[name]
     torch.manual_seed(0)
-    model = random_weights(layout()) if isinstance(example, tuple) else layout().eval()
+    model = random_weights(layout())
     certificate = wn.certify(model, example)
     assert wn.verify(certificate, model.state_dict()).lipschitz == certificate.lipschitz.exact
-    found = wn.lower_bound(certificate.program, generator=drawn()).value
+    found = wn.lower_bound(certificate.program, steps=20, generator=drawn()).value
     print(name, certificate.lipschitz, found)
     assert share * certificate.lipschitz <= found <= certificate.lipschitz

@@ -2,11 +2,6 @@
 
 import copy
 import dataclasses
-import json
-import subprocess
-import sys
-from collections.abc import Callable
-from decimal import Decimal
 from functools import cache
 from pathlib import Path
 
@@ -15,16 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from wellnormed.certificates import (
-    Certificate,
-    CheckError,
-    Row,
-    capture,
-    certify,
-    lower_bound,
-    require_same_model,
-    verify,
-)
+from wellnormed.certificates import Certificate, CheckError, capture, certify, lower_bound, require_same_model, verify
 from wellnormed.models import GPT, GPTConfig, export
 from wellnormed.nn import HeadProjection, Rotary
 from wellnormed.program import Program
@@ -101,21 +87,6 @@ def test_rotary_tables_are_in_the_file_and_may_differ_by_rounding() -> None:
         require_same_model(with_table(1.01), model, example)
 
 
-def test_every_changed_byte_of_the_weights_fails(files: tuple[Path, Path]) -> None:
-    certificate, weights = Certificate.load(files[0]), files[1]
-    content = weights.read_bytes()
-    header = 8 + int.from_bytes(content[:8], "little")
-    places = json.loads(content[8:header])
-    used = [header + places[name]["data_offsets"][0] + byte for name in certificate.tensors for byte in (0, 1, 2, 3)]
-    for index in [*range(9), *used]:
-        weights.write_bytes(content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :])
-        with pytest.raises(CheckError):
-            verify(certificate, weights)
-    weights.write_bytes(content + b"\0")
-    with pytest.raises(CheckError):
-        verify(certificate, weights)
-
-
 def test_a_changed_tensor_from_which_another_is_computed_fails() -> None:
     model, certificate = small()
     with pytest.raises(CheckError):
@@ -139,39 +110,11 @@ def test_every_changed_byte_of_the_certificate_fails(files: tuple[Path, Path]) -
         verify(*files)
 
 
-def changed(certificate: Certificate, operation: str, change: Callable[[Row], Row]) -> Certificate:
-    """The certificate with one row rewritten; whoever does that also writes a fitting digest."""
-    row = next(row for row in certificate.rows if row.operation == operation)
-    return dataclasses.replace(
-        certificate, rows=tuple(change(each) if each is row else each for each in certificate.rows)
-    )
-
-
-def _times(what: str, factor: str) -> Callable[[Row], Row]:
-    def change(row: Row) -> Row:
-        bounds = row.bounds._replace(**{what: getattr(row.bounds, what) * Decimal(factor)})
-        return dataclasses.replace(row, bounds=bounds)
-
-    return change
-
-
-def _constant(name: str, value: object) -> Callable[[Row], Row]:
-    return lambda row: dataclasses.replace(row, constants={**row.constants, name: value})
-
-
 @pytest.mark.parametrize("promise", [{"arithmetic": "float32"}, {"fixed": ("input.mask",)}, {"attention_logits": {}}])
 def test_a_larger_promise_fails(promise: dict[str, object]) -> None:
     model, certificate = small()
     with pytest.raises(CheckError):
         verify(dataclasses.replace(certificate, **promise), model.state_dict())
-
-
-def test_wider_numbers_pass_for_they_are_bounds_too() -> None:
-    model, certificate = matrix()
-    wider = certificate
-    for operation in ("linear", "output"):
-        wider = changed(wider, operation, _times("gain", "2"))
-    assert verify(wider, model.state_dict()).lipschitz == wider.lipschitz.exact > certificate.lipschitz.exact
 
 
 def test_missing_and_changed_tensors_fail_and_added_ones_are_left_out() -> None:
@@ -218,22 +161,3 @@ def test_a_program_has_its_example() -> None:
             ValueError, match="a program has its example and its output, got a program and example_input="
         ):
             call()
-
-
-def test_the_checker_refuses_without_assertions_and_without_torch(files: tuple[Path, Path]) -> None:
-    """Python's -O switches assertions off; a ball of negative radius must be refused all the same."""
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from wellnormed.proof import CheckError, check_folder\n"
-        "try:\n"
-        f"    print(check_folder({str(files[0].parent)!r}))\n"
-        "except CheckError as error:\n"
-        "    print(error)\n"
-    )
-    run = [sys.executable, "-O", "-c", code]
-    assert "L-Lipschitz" in subprocess.run(run, check=True, capture_output=True, text=True).stdout
-    changed(small()[1], "ball", _constant("scale", -1.0)).save(files[0])
-    assert (
-        "scale of its constants must be a positive number"
-        in subprocess.run(run, check=True, capture_output=True, text=True).stdout
-    )
