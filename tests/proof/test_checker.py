@@ -16,7 +16,6 @@ from safetensors.numpy import save_file
 from tests.proof.documents import document_of
 from tests.proof.models import NAMES, constraints_of, small
 from wellnormed.proof import CheckError, check, check_folder
-from wellnormed.proof.claims import norms_below
 from wellnormed.proof.moves import MOVES
 from wellnormed.proof.rules import RULES
 
@@ -51,7 +50,7 @@ def test_the_models_use_every_rule_and_every_move() -> None:
     assert used == {*RULES, *MOVES} - {"margin"}  # which is asked for, and has tests of its own
 
 
-@pytest.mark.parametrize("name", ["mlp", "attention", "convolutions", "mixing"])
+@pytest.mark.parametrize("name", ["mlp", "attention", "convolutions", "mixing", "potential gpt"])
 def test_no_bound_may_be_lowered_in_any_row(name: str) -> None:
     document, tensors = made(name)
     for row in document["rows"]:
@@ -65,7 +64,7 @@ def test_no_bound_may_be_lowered_in_any_row(name: str) -> None:
             row[key]["values"][0] = kept
 
 
-@pytest.mark.parametrize("name", ["mlp", "attention", "convolutions", "mixing"])
+@pytest.mark.parametrize("name", ["mlp", "attention", "convolutions", "mixing", "potential gpt"])
 def test_no_claim_may_be_lowered(name: str) -> None:
     document, tensors = made(name)
     for row in document["rows"]:
@@ -76,53 +75,6 @@ def test_no_claim_may_be_lowered(name: str) -> None:
                 with pytest.raises(CheckError, match="could not be proved"):
                     check(document, tensors)
             claim["values"][0] = kept
-
-
-BAD = (None, [], {}, -1, 1e400, "x", math.nan, True, [[]], 10**400, "-1", "NaN", "Infinity")
-
-
-def places(node: Any, path: tuple = ()) -> Any:
-    """The places in a document, in every row; of other lists the first two."""
-    several = node if path == ("rows",) else node[:2] if isinstance(node, list) else ()
-    items = node.items() if isinstance(node, dict) else enumerate(several)
-    for key, each in items:
-        yield (*path, key)
-        yield from places(each, (*path, key))
-
-
-def test_malformed_fields_end_in_a_sentence() -> None:
-    document, tensors = made("mlp")
-    some = itertools.islice(itertools.product(list(places(document)), BAD), 0, None, 3)  # 13 values: each in turn
-    for path, bad in some:
-        *way, key = path
-        forged = copy.deepcopy(document)
-        node = forged
-        for each in way:
-            node = node[each]
-        kept, node[key] = node[key], bad
-        try:
-            check(forged, tensors)
-        except CheckError as error:
-            assert len(str(error)) > 10  # noqa: PT017
-        else:
-            assert kept == bad or _says_the_same(path, bad), (path, bad)
-    for bad in BAD:
-        with pytest.raises(CheckError):
-            check(bad, tensors)
-
-
-def _says_the_same(path: tuple, bad: Any) -> bool:
-    """Whether an edit leaves the proved statement as it is.
-
-    It may drop digests, a setting that has its default, or a bias that no later row has, or give another name. The
-    kernel says nothing about batches, the comparison with the model's code, searches, and versions.
-    """
-    return (
-        path[0] in ("each_sample", "comparison", "lower_bound", "versions")
-        or path in (("tensors",), ("computed",))
-        or (path[-1] == "constants" and "claims" in path)
-        or (path[-1] == "name" and isinstance(bad, str))
-    )
 
 
 def test_claims_about_other_tensors_are_refused() -> None:
@@ -276,43 +228,6 @@ def test_a_row_that_reads_or_claims_something_else_is_refused() -> None:
         rows(document, "linear")[0].update(change)
         with pytest.raises(CheckError, match=reason):
             check(document, tensors)
-
-
-def test_norms_far_below_one_do_not_vanish() -> None:
-    document, tensors = made("mlp")
-    document["tensors"] = {}
-    tiny = {"0.weight": 1e-162, "2.weight": 1e-162}
-    for row in rows(document, "linear"):
-        (name,) = row["claims"][0]["tensors"]
-        tensors[name] = tensors[name].astype(np.float64) * tiny[name]
-        row["claims"][0]["values"] = [row["claims"][0]["values"][0] * tiny[name]]
-    with pytest.raises(CheckError, match="lipschitz"):  # all bounds are larger than needed; the result is not
-        check({**document, "lipschitz": "0"}, tensors)
-    a = np.full((1, 2, 2), 1e-162)
-    assert norms_below(a, 2.1e-162)
-    assert not norms_below(a, 1.9e-162)
-
-
-def product_of(scale: float, value: float) -> None:
-    """A row of attention whose product of weights has norms of that size."""
-    document, tensors = made("attention")
-    (row,) = rows(document, "attention")
-    name = row["claims"][2]["tensors"][0]
-    document["tensors"] = {}
-    tensors[name] = tensors[name].astype(np.float64) * scale
-    for each in document["rows"]:
-        for claim in each["claims"]:
-            if claim["tensors"][0] == name:
-                power = 2 if claim["measure"] == "product" else 1
-                claim["values"] = [v * scale**power for v in claim["values"]]
-    row["claims"][2]["values"] = [value] * 4
-    check(document, tensors)
-
-
-def test_products_of_tiny_norms() -> None:
-    with pytest.raises(CheckError, match="product"):
-        product_of(1e-162, 0.0)
-    product_of(1e-162, 1e-322)
 
 
 def test_a_folder_is_proved_by_a_command_without_torch(tmp_path: Any) -> None:

@@ -209,7 +209,7 @@ def test_logits_with_a_scale_of_each_are_bounded() -> None:
 
 def test_one_large_group_is_bounded() -> None:
     """A group is looked at as a whole, however many entries it has."""
-    proof, shape = Proof(), (1, 2**21)
+    proof, shape = Proof(), (1, 2**20 + 2)
     proof.add(Row("x", "input", (), shape, {"dtype": "float32", "radius": 1.0}, axes=(0, 1)))
     proof.add(Row("y", "pick", ("x",), shape, {"offset": 0, "tables": [0, 1]}))
     proof.add(Row("z", "add", ("y", "y"), shape, {}))
