@@ -289,16 +289,6 @@ def test_keywords_stay_keywords_and_one_result_is_chosen(tmp_path):
     assert check_folder(folder).claims
 
 
-def test_tensors_in_a_list_become_arguments(tmp_path):
-    class Sum(nn.Linear):
-        def forward(self, parts):
-            return super().forward(parts[0] + parts[1].tanh())
-
-    parts, model = [torch.randn(2, 3), torch.randn(2, 3)], Sum(3, 3)
-    folder = export(model, tmp_path / "m", (parts,), onnx=False)
-    require_close(torch.export.load(folder / "batched.pt2").module()(*parts), model(parts))
-
-
 def test_a_model_of_one_batch_is_a_program_of_one_batch(tmp_path):
     class Fixed(nn.Linear):
         def forward(self, x):

@@ -1,4 +1,4 @@
-"""Weights that fully_shard cuts after tensor or expert parallelism, where sizes do not divide as well."""
+"""Weights that fully_shard cuts after expert parallelism, where sizes do not divide as well."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
 
 import wellnormed as wn
-from wellnormed.parallel import Job, Placement
 from wellnormed.parallel.layout import whole
 
 
@@ -50,25 +49,3 @@ def test_experts_cut_by_expert_parallelism_and_fsdp_are_assembled(processes, dim
     """Three experts in each half, of which fully_shard gives one process two and the other one; or their columns."""
     for found in processes(4).run(experts_over_processes, dim):
         torch.testing.assert_close(found, train_experts(Stack()), atol=1e-9, rtol=1e-9)
-
-
-def uneven_on_eight():
-    """Nine rows, which 4 x 2 processes hold otherwise by torch's own offsets, and copies of shards of 2 x 2."""
-    found = []
-    for sizes, names in (((4, 2), ("dp", "tp")), ((2, 2, 2), ("copies", "parts", "tp"))):
-        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
-        model = torch.nn.Linear(6, 9, bias=False).double()
-        weight = model.weight.detach().copy_(torch.arange(54.0).view(9, 6))
-        model.weight = torch.nn.Parameter(distribute_tensor(weight, mesh["tp"], [Shard(0)]))
-        fully_shard(model, mesh=mesh[names[:-1]])
-        job = Job(([model.weight.detach()],), lambda batch: (2 * batch,))
-        dealt = Placement({"weight": model.weight})
-        found += [whole(model.weight), whole(next(dealt.run([job]))[0][0]) / 2]
-    return found
-
-
-@pytest.mark.slow
-def test_rows_that_do_not_divide_are_assembled_as_fully_shard_cut_them(processes):
-    for found in processes(8).run(uneven_on_eight):
-        for weight in found:
-            torch.testing.assert_close(weight, torch.arange(54.0, dtype=torch.float64).view(9, 6), atol=0, rtol=0)

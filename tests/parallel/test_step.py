@@ -231,39 +231,6 @@ def test_results_return_as_the_inputs_lay(processes, world):
     processes(world).run(every_layout)
 
 
-def test_local_is_the_reference():
-    jobs = [Job(([torch.ones(2, 2)],), lambda batch: (batch / 2,))]
-    assert torch.equal(next(Placement({}).run(jobs))[0][0], torch.full((2, 2), 0.5))
-
-
-def volume(layout, constraints):
-    training = Training(layout, "Scion", constraints).run(1)
-    start = training.optimizer.placement.sent_bytes
-    training.run(3)
-    return training.optimizer.placement.sent_bytes - start, {n: p.shape for n, p in training.model.named_parameters()}
-
-
-@pytest.mark.parametrize(
-    "constraints", [None, {"1": wn.HardCap(1.1), "7": wn.SoftCap(1.2)}], ids=["free", "constraints"]
-)
-@pytest.mark.parametrize(
-    ("layout", "world"), [("ddp", 2), ("fsdp", 2), pytest.param("fsdp", 4, marks=pytest.mark.slow)]
-)
-def test_a_training_sends_no_more_than_stated(processes, layout, world, constraints):
-    many = processes(world).run(volume, layout, constraints)
-    shapes = many[0][1]
-    dealt = [s for n, s in shapes.items() if layout == "fsdp" or (len(s) == 2 and n != "0.weight")]  # not the embedding
-    dealt += [shapes[f"{name}.weight"] for name in constraints or ()]
-    sent = sum(sent for sent, _ in many)
-    if layout == "ddp":
-        assert sent == 3 * (world - 1) * 8 * sum(shape.numel() for shape in dealt)
-        return
-    # all but the owner's part, to the owner and back; which part is the owner's decides where rows do not divide
-    parts = [[s.numel() // s[0] * length for length in part_lengths(s[0], world)] for s in dealt]
-    least, most = (sum(sum(part) - own(part) for part in parts) for own in (max, min))
-    assert 3 * 2 * 8 * least <= sent <= 3 * 2 * 8 * most
-
-
 def volume_of_jobs(layout):
     """What sixteen 8 x 12 matrices in two jobs send, which divide evenly."""
     placement.SMALL = 0

@@ -125,11 +125,6 @@ def drifted():
     return in_the_sixth_step(flip)
 
 
-def disk_full_at_the_end():
-    """The last checkpoint cannot be written by one rank."""
-    return disk_full("00000012")
-
-
 def disk_full(saved="00000008"):
     """The second checkpoint cannot be written by one rank."""
     write = HuggingFaceStorageWriter.write_data
@@ -168,15 +163,3 @@ def another_shard():
 def gradient_not_finite():
     """A gradient of one rank is no number in the sixth step, and its loss is one."""
     return in_the_sixth_step(lambda task, loss: loss + (task.model.embedding.weight.sum() * 0).sqrt())
-
-
-def loss_not_finite():
-    """A weight of one rank is spoilt before the sixth step."""
-    logits = LanguageTask.logits
-
-    def troubled(task, tokens):
-        if task.step == 5 and _last():
-            task.model.layers[1].block.input.weight.detach().fill_(float("nan"))
-        return logits(task, tokens)
-
-    return mock.patch.object(LanguageTask, "logits", troubled)

@@ -1,14 +1,12 @@
 """Runs of the command line in forked children whose file operations are stopped at a chosen one.
 
 The tests start this file as a script, because forking is safe only in a process with one thread:
-`python crash.py TEXT HOW WHICH` prints the list of outcomes as JSON. HOW is `kill` (SIGKILL just before the operation,
-which is just after the one before) or `full` (from this operation on, the disk takes nothing more). WHICH is `every`
-operation, the last of each `kind` (the same operation on files of the same name is of one kind), or every fourth of
-these (`some`).
+`python crash.py TEXT WHICH` prints the list of outcomes as JSON. SIGKILL comes just before an operation, which is
+just after the one before. WHICH is `every` operation, or `some`: every fourth of the last of each kind (the same
+operation on files of the same name is of one).
 """
 
 import contextlib
-import errno
 import hashlib
 import io
 import json
@@ -79,7 +77,7 @@ def call(arguments):
     return status, shown.getvalue()
 
 
-def child(arguments, how=None, at=-1):
+def child(arguments, at=-1):
     """One command in a child: its status and standard error (None if it was killed), and its file operations."""
     read, write = os.pipe()
     pid = os.fork()
@@ -92,11 +90,9 @@ def child(arguments, how=None, at=-1):
             if what is None:
                 return
             seen.append(what)
-            if how == "kill" and len(seen) == at + 1:
+            if len(seen) == at + 1:
                 os.write(write, json.dumps([None, None, seen]).encode())
                 os.kill(os.getpid(), signal.SIGKILL)
-            if how == "full" and len(seen) > at and event not in ("os.remove", "os.rmdir"):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(details[0]))
 
         sys.addaudithook(hook)
         os.write(write, json.dumps([*call(arguments), seen]).encode())
@@ -131,7 +127,7 @@ def signalled_twice(*arguments):
     return main(list(arguments))
 
 
-def main(text, how, which):
+def main(text, which):
     from wellnormed.certificates.certificate import Certificate
     from wellnormed.train import evaluate, finish
 
@@ -149,25 +145,23 @@ def main(text, how, which):
     assert status == 0, shown
     certificate = Certificate.load("runs/warm/certificate.json")
     finish.certify_model = lambda *model: certificate
-    print(json.dumps(outcomes_of(begin, how, which)))
+    print(json.dumps(outcomes_of(begin, which)))
 
 
-def outcomes_of(begin, how, which):
+def outcomes_of(begin, which):
     shutil.rmtree("runs/whole", ignore_errors=True)
     status, shown, operations = child([*begin, "whole"])
     assert status == 0, shown
     outcomes = []
     kinds = {re.sub(r"[0-9]+", "", f"{what.split()[0]} {Path(what).name}"): at for at, what in enumerate(operations)}
-    chosen = {"every": range(len(operations)), "kind": sorted(kinds.values()), "some": sorted(kinds.values())[::4]}
+    chosen = {"every": range(len(operations)), "some": sorted(kinds.values())[::4]}
     for at in chosen[which]:
-        if how == "full" and operations[at].startswith(("os.remove", "os.rmdir")):
-            continue  # a full disk does not hinder a removal, and after the last one nothing is written
-        name = f"{how}-{at}"
-        status, shown, seen = child([*begin, name], how, at)
+        name = f"kill-{at}"
+        status, shown, seen = child([*begin, name], at)
         assert len(seen) > at, f"operation {at} was never reached: {shown}"
         resume = ["train", "--resume", f"runs/{name}"]
         if which == "every":  # the resumed run is stopped too, at one of its first operations
-            child(resume, how, at % 13)
+            child(resume, at % 13)
         again, advice, _ = child(resume)
         begun_anew = again != 0
         if begun_anew:  # the run had not begun to exist

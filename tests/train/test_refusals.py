@@ -81,16 +81,6 @@ def test_a_number_that_is_none_is_named_with_its_place(value):
         json_text({"rows": [{"loss": 1.0}, {"loss": value}]})
 
 
-@pytest.mark.slow
-def test_the_largest_seed_trains_samples_and_searches(place):
-    """The draws of a step once needed seed times steps to be below 2**64."""
-    assert main(["tokens", "text.txt", "data", "--validation", "text.txt", "--tokenizer", "bytes"]) == 0
-    seed = str(2**60 - 1)
-    assert main(["train", *TOKENS, "--name", "tokens", "--certify", "no", "--seed", seed]) == 0
-    assert main(["train", "--source", "text.txt", *OPTIONS, "--name", "characters", "--seed", seed]) == 0
-    assert main(["sample", "runs/characters", "--prompt", "S", "--characters", "3", "--seed", seed]) == 0
-
-
 @pytest.mark.parametrize("which", [["nanogpt", "--data", "shakespeare"], []])
 def test_a_run_that_began_without_a_network_goes_on_with_its_own_text(place, which, monkeypatch, capsys):
     monkeypatch.setenv("WELLNORMED_DATA", str(place / "data"))

@@ -106,14 +106,6 @@ def test_weights_of_another_model_are_refused(exported, tmp_path):
         write_json(place, manifest | {"config_sha256": config_sha256(changed)}, sealed=True)
         with pytest.raises(ValueError, match=message):
             load(tmp_path / "m")
-    write_json(path, config | {"model": config["model"] | {"logit_scale": 3.0}}, sealed=True)
-    write_json(place, manifest, sealed=True)
-    with pytest.raises(ValueError, match="is another config than the one that"):
-        load(tmp_path / "m")
-    write_json(path, config, sealed=True)
-    truncate(tmp_path / "m" / "model.safetensors")
-    with pytest.raises(ValueError, match="truncated or changed"):
-        load(tmp_path / "m")
 
 
 def test_a_damaged_row_of_metrics_is_named(run):
