@@ -49,23 +49,6 @@ def test_many_matrices_with_a_norm_close_to_the_cap(dtype, promise, shape):
         assert (error <= promise * outliers[..., 0, 0]).all()
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    st.sampled_from([(1, 1), (1, 5), (5, 1), (2, 0, 3), (0, 4), (3, 4, 2), (2, 1, 3, 3)]),
-    st.integers(-30, 30),
-    st.floats(0.01, 100.0),
-    st.sampled_from([spectral_hardcap, spectral_normalize]),
-)
-def test_caps_hold_at_every_scale_and_do_little_twice(shape, exponent, ratio, cap):
-    w = normal(*shape) * 10.0**exponent
-    bound = ratio * 10.0**exponent
-    once = cap(w, bound)
-    assert once.shape == w.shape
-    if w.numel():
-        assert (norm(once) <= bound * (1 + PROMISE)).all()
-        assert (norm(cap(once, bound).double() - once.double()) <= PROMISE * bound).all()
-
-
 @pytest.mark.parametrize("cap", [spectral_hardcap, spectral_normalize])
 def test_inside_the_ball_is_bit_for_bit(cap):
     w = normal(3, 7, 5)
@@ -151,20 +134,6 @@ def test_the_two_ways_are_their_references(shape):
     torch.testing.assert_close(found, cap_reference(w, 1.0, 60), atol=1e-9, rtol=0)  # its iteration stops there
 
 
-@pytest.mark.parametrize("shape", [(1024, 128), (128, 512), (160, 160)])
-@pytest.mark.parametrize("largest", [1.001, 1.3, 1.9, 5.0, 19.0, 800.0])
-@pytest.mark.parametrize("above", [3, 100])
-def test_every_way_to_cap_is_as_accurate(shape, largest, above):
-    """Near the cap float32 decides, some caps above it float64, far above an SVD."""
-    n = min(shape)
-    values = torch.cat((torch.linspace(0.05, 0.99, n - above), torch.linspace(1.0, largest, above)))
-    w = with_singular_values(values, *shape).float()
-    capped = spectral_hardcap(w, 1.0).double()
-    exact = clipped(w, 1.0)
-    assert norm(capped - exact) <= PROMISE * largest
-    assert norm(capped) <= 1 + PROMISE
-
-
 def test_what_float32_gets_wrong_is_done_again_in_float64(monkeypatch):
     """Eigenvectors that are off by 3e-4 never reach the result, because the check sees them."""
     w = with_singular_values(torch.linspace(0.05, 1.5, 128), 256, 128).float()
@@ -181,16 +150,6 @@ def test_what_float32_gets_wrong_is_done_again_in_float64(monkeypatch):
     monkeypatch.setattr(torch.linalg, "eigh", inaccurate)
     assert norm(spectral_hardcap(w, 1.0) - exact) <= PROMISE * 1.5
     assert dtypes == [torch.float32, torch.float64]
-
-
-def test_applied_again_and_again_small_values_stay():
-    w = with_singular_values(torch.linspace(0.01, 1.5, 128), 256, 128).float()
-    value = w
-    for _ in range(40):
-        value = spectral_hardcap(value, 1.0)
-    found, expected = torch.linalg.svdvals(value.double()), torch.linalg.svdvals(w.double()).clamp_max(1)
-    # forty roundings of 6e-8 in random directions, or forty decisions by 1e-6 at the cap itself
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
 
 
 FUNCTIONS = {
@@ -346,17 +305,6 @@ def test_cap_holds_for_structured_matrices(name):
         cap_holds(w, ratio, factors)
 
 
-@pytest.mark.parametrize("kind", ["diagonal", "random vectors"])
-@pytest.mark.parametrize("part", [0.1, 0.75])
-def test_cap_holds_for_two_clusters(kind, part):
-    """The lower one 1% above the cap: inaccurate eigenvectors mix them."""
-    n = 192
-    left, right = (torch.linalg.qr(normal(n, n, seed=k, dtype=torch.float64)).Q for k in (1, 2))
-    for ratio in (1.5, 1.99, 2.05, 4.0, 8.0, 10.4):
-        s = torch.where(torch.arange(n) < part * n, 1.0, 1.01 / ratio).double()
-        cap_holds({"diagonal": torch.diag(s), "random vectors": (left * s) @ right}[kind].float(), ratio)
-
-
 def test_one_cap_for_a_batch_is_not_rounded():
     for k in range(5):
         w = torch.full((1, 128, 128), 0.5 + k / 50)
@@ -368,15 +316,6 @@ def test_one_cap_for_a_batch_is_not_rounded():
 def test_no_decay_is_bit_for_bit(ratio, method):
     w = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
     assert torch.equal(spectral_clipped_weight_decay(w, float(norm(w)) / ratio, 0.0, method), w)
-
-
-def test_default_device_does_not_matter():
-    w = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
-    expected = spectral_hardcap(w, 5.0)
-    cap = torch.tensor(5.0)
-    with torch.device("meta"):
-        value = spectral_hardcap(w, cap)
-    assert torch.equal(value, expected)
 
 
 def cap_holds(w, ratio, factors=None):
@@ -455,15 +394,6 @@ def test_a_norm_above_what_was_said_to_be_known_gives_no_nonsense():
 def test_what_cannot_be_known_of_a_matrix_is_refused(known, message):
     with pytest.raises(ValueError, match=message):
         spectral_hardcap(torch.eye(2), 1.0, **known)
-
-
-@pytest.mark.slow
-def test_products_alone_cap_a_matrix_of_a_transformer():
-    w = normal(3072, 768)
-    w = w / norm(w) * 1.2
-    value = spectral_hardcap(w, 1.0, "products")
-    assert norm(value) <= 1 + PROMISE
-    assert norm(value.double() - clipped(w, 1.0)) <= PROMISE * 1.2
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (3, 5, 7), (64, 64), (40, 200)])

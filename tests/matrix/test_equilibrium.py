@@ -40,30 +40,6 @@ def test_the_recursion_reaches_it_from_both_sides_and_never_crosses(order, upper
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("shape", [(6, 6), (9, 4)])
-@pytest.mark.parametrize("start", [0.1, 20.0])
-def test_aligned_steps_drive_matrices_there_and_others_stay_below(order, shape, start):
-    upper, decay, step = 1.0, 0.2, 0.5
-    held = clipped_weight_decay_equilibrium(upper, decay, step, order)
-    generator = torch.Generator().manual_seed(0)
-    outward = torch.linalg.qr(torch.randn(*shape, dtype=torch.float64, generator=generator))[0]
-    for aligned in (True, False):
-        w = start * outward
-        for _ in range(80):
-            noise = torch.randn(*shape, dtype=torch.float64, generator=generator)
-            update = outward if aligned else noise / torch.linalg.matrix_norm(noise, 2)
-            if order == "step-then-project":
-                w = spectral_clipped_weight_decay(w + step * update, upper, decay)
-            else:
-                w = spectral_clipped_weight_decay(w, upper, decay) + step * update
-        norm = float(torch.linalg.matrix_norm(w, 2))
-        if aligned:
-            assert norm == pytest.approx(held, rel=1e-6)
-        else:
-            assert norm <= held * (1 + 1e-6)
-
-
-@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("decay", "lr"), [(0.1, 0.5), (2.0, 0.5), (0.01, 1.0)])
 def test_weight_decay_reaches_its_equilibrium(order, decay, lr):
     held = clipped_weight_decay_equilibrium(0.0, lr * decay, lr, order, overshoot=1.1)

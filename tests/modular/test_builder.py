@@ -104,18 +104,6 @@ def test_convolutions_pooling_and_flattening():
     assert tree.lr_factors()["5.weight"] == pytest.approx(1 / 4)
 
 
-def test_a_step_of_an_optimizer_with_these_scales_is_the_modular_step(mlp, generator):
-    assignment = wn.assign_norms(mlp)
-    tree = modular_tree(mlp, assignment).with_masses({"2": 3.0})
-    mlp(torch.randn(4, 3, generator=generator)).square().sum().backward()
-    before = {a.name: a.parameter.detach().clone() for a in assignment}
-    direction = tree.dualize({a.name: a.parameter.grad for a in assignment})
-    wn.optim.ConditionalGradient(assignment, lr=0.1, momentum=0.0, lr_factors=tree.lr_factors()).step()
-    for a in assignment:
-        # the same operations, in another order of multiplication
-        torch.testing.assert_close(a.parameter.detach(), before[a.name] - 0.1 * direction[a.name], rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
 def test_torch_optimizers_take_the_groups(mlp, optimizer):
     tree = modular_tree(mlp).with_masses({"0.bias": 0.0, "2": 3.0})

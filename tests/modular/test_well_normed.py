@@ -250,17 +250,3 @@ def test_sensitivity_is_not_forward_scale():
     assert (tree.sensitivity, estimated_tree.sensitivity, multiplied_tree.sensitivity) == (1, 8, 8)
     # both make the weight move an eighth as far
     assert estimated_tree.lr_factors() == multiplied_tree.lr_factors() == {"0.weight": 1 / 8}
-
-
-@pytest.mark.parametrize("width", [4, 64, 1024])
-def test_an_activation_bends_by_the_root_of_the_width_in_the_rms_norm(width):
-    """Why no sharpness coefficients (MD 4.2) are here: a step that they allow would shrink with the width."""
-    x = torch.zeros(width, dtype=torch.float64)
-    along = torch.eye(width, dtype=torch.float64)[0] * width**0.5  # one entry, of RMS 1
-    assert size(along) == pytest.approx(1)
-
-    def slope(x: Tensor) -> Tensor:
-        return jvp(nn.functional.gelu, (x,), (along,))[1]
-
-    bend = jvp(slope, (x,), (along,))[1]
-    assert size(bend) == pytest.approx(width**0.5 * (2 / torch.pi) ** 0.5)  # the largest |gelu''|, at 0

@@ -53,15 +53,8 @@ def test_the_slices_make_up_the_weight_and_have_the_units_they_say(norm, shape, 
         torch.testing.assert_close(bounds.sort(-1)[0], torch.cat(largest, -1).sort(-1)[0], rtol=1e-8, atol=0)
 
 
-CONSTRAINTS = [
-    wn.HardCap(1.0), wn.SoftCap(1.0), wn.constraints.SpectralNormalize(1.0),
-    wn.constraints.WeightDecay(1.0), wn.constraints.Clip(0.1, 1.0), wn.constraints.Stiefel(1.0),
-    wn.constraints.ClippedWeightDecay(1.0, 0.5),
-]  # fmt: skip
-
-
 @every_norm
-@pytest.mark.parametrize("rule", CONSTRAINTS, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("rule", [wn.SoftCap(1.0), wn.constraints.Clip(0.1, 1.0)], ids=repr)
 def test_constraints_hold_on_slices(norm, shape, rule):
     model, assignment = model_of(norm, shape)
     rules = wn.constrain(optimizer := wn.Scion(assignment, lr=0.1), {"weight": rule})

@@ -71,21 +71,6 @@ def test_muon_is_torch_muon_with_adamw_on_the_rest(torch_muon_in_float32, adjust
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def test_muon_is_the_standalone_muon():
-    """Jordan's own text: buffer <- b buffer + g, update g + b buffer, sqrt(max(1, rows / columns))."""
-    model = nn.Linear(5, 8, bias=False, dtype=torch.float64)
-    w, buffer = model.weight.detach().clone(), torch.zeros(8, 5, dtype=torch.float64)
-    optimizer = wn.Muon(wn.assign_norms(model, overrides={"weight": EXACT}), lr=0.1, adjust_lr_fn="original")
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(4):
-        g = torch.randn(8, 5, generator=generator, dtype=torch.float64)
-        model.weight.grad = g
-        optimizer.step()
-        buffer = 0.95 * buffer + g
-        w -= 0.1 * (8 / 5) ** 0.5 * wn.matrix.msign(g + 0.95 * buffer, method="svd")
-    torch.testing.assert_close(model.weight.detach(), w)
-
-
 def test_signum_and_normalized_sgd_take_any_parameter():
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(3, 2))
     for make, norm in ((wn.optim.Signum, torch.inf), (wn.optim.NormalizedSGD, 2)):

@@ -234,7 +234,8 @@ def test_an_overflow_skips_the_step_and_lowers_the_scale(make):
 
 @pytest.mark.parametrize("make", [lambda model: wn.Scion(model, lr=0.05), lambda m: wn.Averaged(wn.Scion(m, lr=0.05))])
 def test_a_compiled_step_is_the_step_with_its_constraints(make):
-    one, other = network(), network()
+    one = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))  # a batch of matrices and one of biases
+    other = copy.deepcopy(one)
     first, second = make(one), make(other)
     caps = [wn.constrain(optimizer, {"*.weight": wn.HardCap(1.0, every=4)}) for optimizer in (first, second)]
     compiled = torch.compile(second.step, backend="aot_eager")
