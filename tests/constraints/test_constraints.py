@@ -104,12 +104,6 @@ def test_a_decay_that_holds_a_weight_alone_leaves_nothing_to_a_soft_cap():
     torch.testing.assert_close(*weights, rtol=0, atol=1e-4)
 
 
-def test_weight_decay_refuses_a_step_longer_than_the_cap():
-    model = nn.Linear(4, 4, bias=False)
-    with pytest.raises(ValueError, match="longer than the cap"):
-        wn.constrain(wn.Scion(wn.assign_norms(model), lr=1.5), {"weight": wn.constraints.WeightDecay(1.0)})
-
-
 def test_a_capped_embedding_is_normalised_where_a_step_has_made_it_longer():
     """LT normalises embeddings in every step by its appendix F, and caps them by section 4.4 and its code."""
     table = nn.Embedding(7, 4)

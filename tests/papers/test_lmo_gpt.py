@@ -1,8 +1,5 @@
 """The transformer of Norm-Constrained LMOs: what it computes, and what its optimizers do in one step."""
 
-import signal
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -180,38 +177,6 @@ def test_cells_of_the_paper_start(experiment, tokens, tmp_path, quick_ends):
         folder = [tmp_path / f"cell-{number}"] * experiment.EXPERIMENT.keeps
         (result,) = experiment.run([tiny(cell, 1)], CPU, *folder)
         assert result["loss"] is not None
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from papers import warm_up, _lmo_tokens
-from papers._gpt import GPTRun
-from wellnormed.train.task import Task
-advance = Task.advance
-def killed(task):
-    if task.step == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return advance(task)
-Task.advance = killed
-config_of = _lmo_tokens.config_of
-_lmo_tokens.config_of = lambda *args: __import__("dataclasses").replace(config_of(*args), checkpoint_every=2)
-_lmo_tokens.run([eval(sys.argv[1])], torch.device("cpu"), Path(sys.argv[2]))
-"""
-
-
-@pytest.mark.slow  # test_grid kills the processes of other cells
-def test_a_cell_that_was_killed_goes_on_and_gives_the_row_of_one_that_was_not(tokens, tmp_path, quick_ends):
-    cell = tiny(scion_3b.cells("paper")[-1], 5)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    (expected,) = scion_3b.run([cell], CPU, whole)
-    command = [sys.executable, "-c", KILLED, repr(cell), str(killed)]
-    assert subprocess.run(command, cwd=ROOT).returncode == -signal.SIGKILL
-    assert [path.name for path in (killed / "0" / "checkpoints").glob("step-*")] == ["step-00000002"]
-    assert scion_3b.run([cell], CPU, killed) == [expected]
-    ends = [(folder / "0" / "model.safetensors").read_bytes() for folder in (whole, killed)]
-    assert ends[0] == ends[1]
 
 
 def test_a_large_model_is_judged_at_the_rate_of_the_small_one():
