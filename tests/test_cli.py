@@ -1,7 +1,6 @@
 import subprocess
 import sys
 from dataclasses import replace
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -131,27 +130,6 @@ def test_a_terminal_is_shown_no_commands_of_a_model(place, capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(command) == 0
     assert capsys.readouterr().out == "a\n\\u{1b}\n"
-
-
-@pytest.mark.slow  # under -O all of torch may have to be compiled to byte code again
-def test_without_assertions_the_command_does_the_same(place):
-    for options in ([], ["-O"]):
-        command = [sys.executable, *options, "-m", "wellnormed.cli", "train", "--name", "a" + "".join(options), *TINY]
-        done = subprocess.run([*command, "--source", "text.txt"], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    for name in ("model.safetensors", "results.json", "certificate.json"):
-        assert (place / "runs" / "a" / name).read_bytes() == (place / "runs" / "a-O" / name).read_bytes()
-    done = subprocess.run([sys.executable, "-O", "-m", "wellnormed.cli", "verify", "runs/a"], capture_output=True)
-    assert done.returncode == 0
-
-
-def test_an_interrupted_run_says_how_to_continue(place, at_step, capsys):
-    with at_step(3, Mock(side_effect=KeyboardInterrupt)):
-        assert main(["train", "--source", "text.txt", "--name", "a", *TINY]) == 130
-    assert capsys.readouterr().err == (
-        "\nstopped; the newest checkpoint is step-00000002; continue with `wellnormed train --resume runs/a`\n"
-    )
-    assert main(["train", "--resume", "runs/a"]) == 0
 
 
 def test_a_run_from_another_folder_names_the_text_that_it_misses(place, refused, monkeypatch):

@@ -179,20 +179,6 @@ def test_degenerate_weights(change, layer: int) -> None:
     assert certificate.l2_lipschitz < plain.l2_lipschitz or plain.l2_lipschitz == 0
 
 
-def test_one_layer_used_twice_widths_of_one_and_flat_images() -> None:
-    torch.manual_seed(0)
-    twice = Function(lambda self, x: self.a(F.relu(self.a(F.relu(self.a(x))))), a=nn.Linear(5, 5)).eval()
-    thin = mlp(1, 1, 1, 1)
-    image = nn.Sequential(nn.Flatten(), *mlp(12, 8, 3), nn.Dropout()).eval()
-    for model, shape in ((twice, (5,)), (thin, (1,)), (image, (3, 2, 2))):
-        x = torch.zeros(1, *shape)
-        certificate = wn.certify(model, x, effort="high")
-        assert certificate.l2_lipschitz <= wn.certify(model, x).l2_lipschitz
-        require_same_model(certificate, model, x)
-    assert len(joint_rows(wn.certify(image, torch.zeros(1, 3, 2, 2), effort="high"))) == 1
-    assert thin[0].weight.shape == (1, 1)
-
-
 def test_a_product_of_matrices_has_its_norm() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).eval()
     certificate = wn.certify(model, torch.zeros(1, 4), effort="high")

@@ -132,16 +132,13 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "weight of nan": (lambda: _filled(nn.Linear(4, 4), torch.nan), torch.ones(2, 4), "entries that are not finite"),
     # what a certificate cannot speak of
     "empty batch": (lambda: nn.Linear(3, 2), torch.zeros(0, 3), "input `input`: its result has no entries"),
-    "empty batch of images": (lambda: nn.Conv2d(3, 2, 3), torch.zeros(0, 3, 8, 8), "its result has no entries"),
     "output of size 0": (lambda: Net(lambda s, x: x[:, :0]), torch.zeros(1, 3), "output: its result has no entries"),
-    "operation on nothing": (lambda: Net(lambda s, x: x[:, :0].relu()), torch.zeros(1, 3), "has no entries"),
     "complex second input": (
         lambda: Net(lambda s, x, z: x * z.abs()),
         (torch.rand(1, 3), torch.rand(1, 3, dtype=torch.complex64)),
         "is of torch.complex64, which no certificate holds; make it",
     ),
     "complex factor": (lambda: Net(lambda s, x: x * 1j), torch.rand(1, 3), "complex64; compute with real and imag"),
-    "complex sum": (lambda: Net(lambda s, x: (x + 1j).real), torch.rand(1, 3), "compute with real and imaginary"),
     "float8 weight": (
         lambda: Net(lambda s, x: x * s.w.float(), w=torch.ones(3).to(torch.float8_e5m2)),
         torch.rand(1, 3),
@@ -167,17 +164,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     ),
     # numbers that no float holds
     "gain of 1.7e308": (lambda: _filled(nn.LayerNorm(4, **_LARGE), 1.7e308), torch.rand(1, 4).double(), "2\\^1000"),
-    "weight of 1.7e308": (lambda: _filled(nn.Linear(4, 4, **_LARGE), 1.7e308), torch.zeros(1, 4).double(), "2\\^1000"),
-    "bias of 1.7e308": (
-        lambda: _filled(nn.Linear(4, 4, **_LARGE), 1.7e308, "bias"),
-        torch.zeros(1, 4).double(),
-        "bias has entries that are not finite, or beyond 2\\^1000",
-    ),
-    "kernel of 1.7e308": (
-        lambda: _filled(nn.ConvTranspose1d(4, 4, 3, **_LARGE), 1.7e308),
-        torch.zeros(1, 4, 5).double(),
-        "2\\^1000",
-    ),
     "table of 1.7e308": (lambda: _filled(nn.Embedding(4, 4, **_LARGE), 1.7e308), torch.tensor([[1]]), "2\\^1000"),
     "products of factors": (
         lambda: Net(lambda s, x: x * 1e200 * 1e200),
@@ -210,12 +196,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
         torch.rand(1, 4),
         r"Linear itself fails .*RuntimeError: mat1 and mat2 shap",
     ),
-    "wrong channels": (lambda: nn.Conv2d(3, 2, 3), torch.rand(1, 4, 8, 8), "Conv2d itself fails .* expected input"),
     "wrong dtype": (lambda: nn.Linear(3, 2), torch.rand(1, 3).double(), "itself fails .* must have the same dtype"),
-    "integers for floats": (lambda: nn.Linear(3, 2), torch.tensor([[1, 2, 3]]), "itself fails .* the same dtype"),
     "token beyond the table": (lambda: nn.Embedding(3, 2), torch.tensor([[5]]), "itself fails .*IndexError: index out"),
     "keys of one axis": (lambda: Net(_fused, **_heads()), torch.rand(4), "itself fails .*at least 2 dimensional"),
-    "two arguments": (lambda: nn.Linear(3, 2), (torch.rand(1, 3),) * 2, r"itself fails .*takes 2 positional arguments"),
     "no argument": (lambda: nn.Linear(3, 2), (), "itself fails on the example: TypeError: .*missing 1 required"),
     "no tensor": (lambda: nn.Linear(3, 2), "text", "itself fails on the example: TypeError: .*must be Tensor, not str"),
     "its own error": (
@@ -223,7 +206,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
         torch.rand(1, 3),
         r"Net itself fails on the example at .*test_returns.py:\d+: KeyError: 'my own trouble'; pass an example",
     ),
-    "its own error without words": (lambda: Net(lambda s, x: _raise(OSError())), torch.rand(1, 3), "OSError; pass an"),
     "several results": (lambda: nn.LSTM(3, 4), torch.rand(2, 1, 3), "returns a tuple of Tensor, tuple; pass output="),
 }
 

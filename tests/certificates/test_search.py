@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellnormed.certificates import capture, certify
@@ -96,29 +95,6 @@ def test_tuples_and_dictionaries_of_inputs() -> None:
     several = of(lambda x: {"first": x, "second": (3 * x).sum(-1)})
     assert search(several, x, output="first").value == pytest.approx(1)
     assert search(several, x, output=1).value == pytest.approx(12, rel=1e-6)  # two numbers of four entries, one group
-
-
-def test_an_encoder_and_a_decoder_are_searched_together() -> None:
-    class Streams(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.source, self.target = nn.Embedding(5, 4), nn.Embedding(6, 4)
-
-        def forward(self, source: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-            memory, query = self.source(source), self.target(target.clone())
-            return query + F.scaled_dot_product_attention(query, memory, memory, attn_mask=mask == 1)
-
-    example = {
-        "source": torch.zeros(2, 3).long(),
-        "target": torch.zeros(2, 2).long(),
-        "mask": torch.ones(2, 1, 3).long(),
-    }
-    found = search(Streams(), example)
-    assert sorted(tuple(x.shape) for x in found.inputs.values()) == [(1, 2, 4), (1, 3, 4)]
-    assert found.value >= 2 - 1e-3  # equal values pass through attention unchanged
-    hidden = {**example, "mask": torch.zeros(2, 1, 3).long()}
-    hidden["mask"][..., 0] = 1
-    assert search(Streams(), hidden).value == pytest.approx(2, rel=1e-3)  # one key: attention does nothing else
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -163,16 +163,6 @@ def test_a_step_rule_that_averages_something_else_is_refused_in_the_middle(chang
         train(model, optimizer)
 
 
-def test_an_average_of_directions_belongs_to_the_weights():
-    model = network()
-    optimizer = wn.Almond(model, lr=0.1)
-    train(model, optimizer)
-    for group in optimizer.param_groups:
-        group.update(step_rule="unconstrained", steps=0)
-    with pytest.raises(ValueError, match="was changed in the middle of training"):
-        train(model, optimizer)
-
-
 def test_an_average_of_16_bits_is_no_longer_than_directions_of_32_bits():
     """Rounding lengthens the average, by less than its steps may exceed their bound here."""
     layer, other = nn.Linear(8, 8, bias=False).bfloat16(), nn.Linear(8, 8, bias=False)

@@ -233,19 +233,3 @@ def test_a_copy_keeps_its_constraints(duplicate, foreign):
     train(twin, twin_optimizer, 5, first=6)
     assert twin_constraints.proved_ratios()["0.weight"] > 1
     assert constraints.proved_ratios()["0.weight"] <= 1
-
-
-def test_a_state_is_loaded_with_or_without_the_prefixes_of_wrappers():
-    model, other = network(), network()
-    wrapped = torch.compile(model, backend="eager")
-    optimizer, resumed = wn.Scion(wrapped, lr=0.05), wn.Scion(other, lr=0.05)
-    constraints, again = (
-        wn.constrain(o, {"2": wn.constraints.ClippedWeightDecay(1.0, 0.1)}) for o in (optimizer, resumed)
-    )
-    train(model, optimizer, 2)
-    other.load_state_dict(model.state_dict())
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch shares the tensors otherwise
-    again.load_state_dict(constraints.state_dict())
-    train(model, optimizer, 2, first=2)
-    train(other, resumed, 2, first=2)
-    assert same(model, other)

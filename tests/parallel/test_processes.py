@@ -1,7 +1,5 @@
 """The tests' own tool: what fails in one process is shown, soon."""
 
-import os
-import signal
 import time
 
 import pytest
@@ -26,14 +24,3 @@ def test_a_failure_in_one_process_shows_its_traceback_and_ends_all(processes):
     assert time.monotonic() - start < 30
     assert not group.alive
     assert processes(2).run(rank_of) == [0, 1]  # new ones
-
-
-def crash():
-    if dist.get_rank() == 0:
-        os.kill(os.getpid(), signal.SIGSEGV)
-    dist.barrier()
-
-
-def test_the_end_of_a_process_comes_with_its_code_and_its_stack(processes):
-    with pytest.raises(AssertionError, match=r"(?s)rank 0: the process ended with code -11\n.*in crash\n"):
-        processes(2).run(crash)

@@ -150,9 +150,6 @@ class LoRA(nn.Module):
         self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, base.out_features, bias=False)})
         nn.init.zeros_(self.lora_B["default"].weight)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
-
 
 class Saved(nn.Module):
     """As peft wraps a layer that is trained as a whole."""
@@ -206,34 +203,6 @@ def test_the_b_of_a_layer_that_is_packed_in_4_bits_is_one_matrix():
     assert norms(model)["blocks.0.c_attn.lora_B.default.weight"] == Split((6, 3, 3))
     layer.base_layer.weight = nn.Parameter(torch.zeros(24, 1, dtype=torch.uint8), requires_grad=False)
     assert norms(model)["blocks.0.c_attn.lora_B.default.weight"] == wn.Spectral()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("make", [wn.Scion, wn.Muon])
-def test_adapters_train_also_in_16_bits(make, dtype):
-    """The steps of A and B have the norm that was asked for, from the start with B = 0, in which A has no gradient."""
-    torch.manual_seed(0)
-    layer = LoRA(nn.Linear(16, 32, bias=False), 4).to(dtype)
-    frozen, x = layer.base_layer.weight.clone(), torch.randn(64, 16, dtype=dtype)
-    target = nn.functional.linear(x, torch.randn(32, 16, dtype=dtype))
-    optimizer, losses = make(layer, lr=0.05), []
-    assert {g["params"][0].dtype for g in optimizer.param_groups} == {dtype}
-    entries = {a.name: a for a in optimizer.assignment}
-    for step in range(40):
-        before = {name: a.parameter.detach().clone() for name, a in entries.items()}
-        optimizer.zero_grad()
-        loss = (layer(x).float() - target.float()).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-        for name, a in entries.items():
-            moved = float(a.norm.norm(a.parameter.detach().double() - before[name].double()))
-            expected = 0.0 if step == 0 and "lora_A" in name else 0.05
-            # five steps of the coefficient set bring singular values to within 20% of 1, and 16 bits round a weight
-            # of size 1 by up to 2^-9 of it in every entry
-            assert moved == pytest.approx(expected, rel=0.25, abs=0 if expected else 1e-12), (name, step)
-    assert losses[-1] < 0.7 * losses[0]
-    assert torch.equal(layer.base_layer.weight, frozen)
 
 
 @pytest.mark.parametrize("width", [32, 128])
