@@ -51,6 +51,26 @@ def test_a_certificate_passes_with_its_weights(files: tuple[Path, Path]) -> None
     assert verify(certificate, model.state_dict()) == report
 
 
+@pytest.mark.parametrize("part", [False, True], ids=["the model", "a layer"])
+def test_names_of_a_compiled_model_and_of_its_own_are_one(part: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.zeros(1, 3)
+    compiled = copy.deepcopy(model) if part else torch.compile(model, backend="eager")
+    if part:
+        compiled[0] = torch.compile(compiled[0], backend="eager")
+    file, state = tmp_path / "compiled.safetensors", compiled.state_dict()
+    assert state.keys() != model.state_dict().keys()
+    save_file(state, file)
+    for certified in (model, compiled):
+        certificate = certify(certified, x)
+        for weights in (model.state_dict(), state, file):
+            assert verify(certificate, weights).unused == ()
+        for code in (model, compiled) if not part else ():
+            require_same_model(certificate, code, x)
+        with pytest.raises(CheckError, match="is not the certified tensor"):
+            verify(certificate, {name: tensor + 1 for name, tensor in state.items()})
+
+
 def test_save_and_load(tmp_path: Path) -> None:
     certificate = small()[1].with_lower_bound(0.01)
     certificate.save(tmp_path / "certificate.json")

@@ -215,8 +215,12 @@ def _overlap(a: tuple[torch.device, int, int], b: tuple[torch.device, int, int])
 
 
 def unwrapped(model: Any) -> Any:
-    """The module that `DistributedDataParallel` wraps, whose own code no capture follows; anything else as it is."""
-    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    """The module that `DistributedDataParallel` or `torch.compile` wraps, whose own code no capture follows."""
+    from torch._dynamo.eval_frame import OptimizedModule  # which a capture imports anyway, in a second
+
+    while isinstance(model, nn.parallel.DistributedDataParallel | OptimizedModule):
+        model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model._orig_mod
+    return model
 
 
 def domain_from(caller: str, radius: float, box: tuple[float, float] | None) -> Domain:

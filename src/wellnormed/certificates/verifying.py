@@ -1,7 +1,7 @@
 """`verify` proves a stored certificate again; `require_same_model` compares a certificate with a model's code."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from wellnormed.program.program import Program
 from wellnormed.proof import Bounds, CheckError, Report, check
 from wellnormed.proof.files import Stored, read_safetensors
 from wellnormed.proof.reading import word
+from wellnormed.routing.patterns import bare_names
 
 _ROUNDED = Decimal("1e-4")
 """The largest difference of a bound in a certificate from that in a fresh one, as a share of it. Tensors that the model
@@ -36,7 +37,8 @@ def verify(
 
     Args:
         certificate: A certificate, or the path of its file.
-        weights: Path of a safetensors file, or name -> tensor or NumPy array, as in the model's state dict.
+        weights: Path of a safetensors file, or name -> tensor or NumPy array, as in the model's state dict. Names may
+            have the prefixes of `torch.compile` and other wrappers, or not.
 
     Raises:
         CheckError: The file is not intact, a tensor is missing or changed, a claim could not be proved, or a row
@@ -52,13 +54,14 @@ def verify(
             certificate = Certificate.load(certificate)
     except (ValueError, OSError, TypeError) as error:
         raise CheckError(f"not proved: {error}") from error
+    certified = [*certificate.tensors, *(promise.name for promise in certificate.promises)]
     if isinstance(weights, str | os.PathLike):
-        tensors = read_safetensors(Path(weights))
+        tensors = _renamed(read_safetensors(Path(weights)), certified)
     elif not isinstance(weights, Mapping):
         raise CheckError(f"weights={type(weights).__name__} is no path and no state dict; pass either")
     else:
-        named = {*certificate.tensors, *(promise.name for promise in certificate.promises)}
-        tensors = {name: _stored(name, value) for name, value in weights.items() if name in named}
+        named = _renamed({str(name): value for name, value in weights.items()}, certified)
+        tensors = {name: _stored(name, named[name]) for name in certified if name in named}
     computed = {name: _stored(name, tensor) for name, tensor in certificate.computed.items()}
     return check(certificate.document(), tensors | computed)
 
@@ -157,6 +160,13 @@ def close(a: Tensor, b: Tensor) -> bool:
     # three quarters of the digits of its largest entry: a sine of a large angle has no more
     tolerance = torch.finfo(a.dtype).eps ** 0.75 * float(b.abs().max())
     return bool(((a.double() - b.double()).abs() <= tolerance).all())
+
+
+def _renamed(tensors: Mapping[str, Any], certified: Sequence[str]) -> dict[str, Any]:
+    """The tensors by the names of a certificate, which may differ from theirs by the prefixes of wrappers."""
+    bare, given = bare_names(certified), {short: name for name, short in bare_names(tensors).items()}
+    other = {given[bare[name]]: name for name in certified if name not in tensors and bare[name] in given}
+    return {other.get(name, name): value for name, value in tensors.items()}
 
 
 def _stored(name: str, value: Any) -> Stored:
