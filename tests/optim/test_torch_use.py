@@ -79,6 +79,22 @@ def test_a_group_may_bring_its_norm_or_ask_for_adamw():
         optimizer.add_param_group({"params": [("first", nn.Parameter(torch.ones(2, 2)))], "norm": wn.Sign()})
 
 
+@pytest.mark.parametrize("make", [wn.Scion, wn.Muon, wn.optim.Signum])
+@pytest.mark.parametrize("group", [{}, {"norm": wn.Sign()}])
+def test_a_parameter_whose_name_is_taken_joins_by_the_name_that_it_is_given(make, group):
+    model = network()
+    optimizer = make(model, lr=0.05)
+    model[2] = nn.Linear(8, 8, bias=False)
+    with pytest.raises(ValueError, match=r"'2.weight' is in this optimizer already; pass \('another name'"):
+        optimizer.add_param_group({"params": [("2.weight", model[2].weight)], **group})
+    optimizer.add_param_group({"params": [("second", model[2].weight)], **group})
+    assert optimizer.update_norm("second") == 0.05 * optimizer.assignment.assigned[-1].norm.overshoot
+    before = model[2].weight.detach().clone()
+    train(model, optimizer, 1)
+    assert not torch.equal(before, model[2].weight)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
 @pytest.mark.parametrize("make", [wn.Scion, wn.Muon, wn.Almond, wn.optim.SpectralDescent, wn.optim.Signum])
 def test_maximize_is_descent_of_the_negative(make):
     one, other = network(), network()
@@ -233,3 +249,52 @@ def test_a_copy_keeps_its_constraints(duplicate, foreign):
     train(twin, twin_optimizer, 5, first=6)
     assert twin_constraints.proved_ratios()["0.weight"] > 1
     assert constraints.proved_ratios()["0.weight"] <= 1
+
+
+GROWN = {
+    "scion": (lambda m: wn.Scion(m, lr=0.1), r"'2.weight' has shape \(12, 8\), and its momentum_buffer \(8, 8\)"),
+    "light": (lambda m: wn.Scion(m, lr=0.1, memory="gradient"), r"gradient of '2.weight' has shape \(8, 8\)"),
+    "adamw": (lambda m: wn.Muon(m, recipe="muon", overrides={"*": None}), r"'2.weight' has shape .* exp_avg"),
+    "clipped": (
+        lambda m: wn.optim.Clipped(torch.optim.AdamW(m.parameters(), lr=0.1), 1.0, norms=m),
+        r"'2.weight' has shape .* exp_avg",
+    ),
+    "averaged": (lambda m: wn.Averaged(torch.optim.SGD(m.parameters(), lr=0.1)), "shape .* were written since"),
+    "split": (
+        lambda m: wn.Scion(m, lr=0.1, overrides={"2.weight": wn.norms.Split((3, 5))}, memory="gradient"),
+        "2.weight.*3.*5",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), GROWN.values(), ids=GROWN)
+def test_a_weight_that_grew_in_place_is_refused_before_anything_moves(make, message):
+    model = network()
+    optimizer = make(model)
+    train(model, optimizer, 1)
+    weight, stale = model[2].weight, "gradient" in message
+    weight.data = torch.ones(12, 8)
+    for p in model.parameters():
+        if p is not weight or not stale:
+            p.grad = torch.ones_like(p)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=message):
+        optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    "constraint", [wn.HardCap(1.0, every=4), wn.constraints.Hammer(1.0), wn.constraints.ClippedWeightDecay(1.0, 1.0),
+                   wn.constraints.SpectralWeightDecay(0.1), wn.constraints.NormSphere()], ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("norm", [wn.Spectral(), wn.norms.PerHead(4)])
+def test_a_constraint_begins_anew_with_a_weight_that_grew(constraint, norm):
+    layer = nn.Linear(8, 8, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    constraints = wn.constrain(optimizer, {"*": constraint}, wn.assign_norms(layer, overrides={"*": norm}))
+    for shape in ((8, 8), (12, 8), (12, 10)):
+        layer.weight.grad = None
+        layer.weight.data = torch.ones(shape)
+        layer.weight.grad = torch.ones(shape)
+        optimizer.step()
+        assert max(constraints.proved_ratios().values(), default=0) <= 1

@@ -361,7 +361,11 @@ class Constraints:
         return self._placement.agree({}, numbers)[1] if numbers else {}
 
     def _take_over(self, written: Sequence[Constrained]) -> None:
-        """Handle externally modified weights: project those with a bound, reset the state of the others."""
+        """Handle externally modified weights: project those with a bound, reset the state of the others.
+
+        A weight that was resized begins as at `constrain`.
+        """
+        core.project([c for c in written if c.shape != c.parameter.shape], self._placement)
         core.restore(written, self._proved(written), self._placement)
         core.project([c for c in written if c.promised() is None], self._placement)
 

@@ -33,6 +33,7 @@ class Constrained:
         doubt: DOUBTED or WRITTEN from then until the weight is proved again; else 0.
         seen: The mark of the weight when the constraints last saw it.
         placed: Whether the weight was projected, and an average has not yet been told.
+        shape: The shape of the weight that is remembered.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Constrained:
     doubt: float = 0.0
     seen: Mark | None = None
     placed: bool = False
+    shape: torch.Size | None = None
 
     @property
     def own(self) -> Constraint:
@@ -60,7 +62,7 @@ class Constrained:
 
     def begin(self) -> None:
         """Remember the projected weight; a collective call where it is cut, and the constraint remembers any."""
-        self.reach = self.own.first_reach()
+        self.reach, self.shape = self.own.first_reach(), self.parameter.shape
         if type(self.constraint).initial_state is not Constraint.initial_state:  # else no process needs it whole
             state = self.constraint.initial_state(widened(whole(self.parameter))[None], self.norm)
             self.state = {key: value[0].clone() for key, value in state.items()}

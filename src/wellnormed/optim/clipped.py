@@ -147,7 +147,7 @@ class Clipped(Around):
         given = [(a, rate) for a, rate in clipped if a.parameter.grad is not None]
         if shares := [rate * self.weight_decay for _, rate in clipped if rate * self.weight_decay > 1]:
             raise ValueError(f"Clipped: weight_decay times lr is {shares[0]:g} and must be at most 1: it is a fraction")
-        refuse_not_finite(gradient_sizes({a.name: a.parameter for a, _ in given}, {}), 0)
+        refuse_not_finite(gradient_sizes({a.name: a.parameter for a, _ in given}, self.state), 0)
         for follower in self.attached:
             follower.before(self, follower.changes())
         starts: dict[Tensor, Tensor] = {a.parameter: a.parameter.detach().clone() for a, _ in clipped}

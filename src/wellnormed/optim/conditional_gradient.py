@@ -313,6 +313,9 @@ class ConditionalGradient(torch.optim.Optimizer):
         """
         parameters, steps = {name: p for name, (_, p) in self._owner.items()}, self.param_groups[0]["steps"]
         sizes = validation.gradient_sizes(parameters, self.state)
+        for one in self._moved:
+            if one.name in sizes and not self.state.get(one.parameter):
+                one.norm.check_shape(one.parameter.shape, one.name)
         if not sizes:
             self._warn_once("gradients", validation.NO_GRADIENTS)
         self._warn_of_unmoved()

@@ -6,6 +6,7 @@ The others are refused before anything is changed, by a `ValueError` that names 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,6 +49,10 @@ UNCAPPED = (
     "load_state_dict: the state was saved with constraints on {} parameters that have none here, such as {} ({}): call "
     "wellnormed.constrain again, and load the state of the constraints too"
 )
+
+
+AVERAGES = ("momentum_buffer", "exp_avg", "exp_avg_sq")
+"""Keys of the tensors that an optimizer's state holds in the shape of their parameter."""
 
 
 class NonFiniteGradientError(ValueError):
@@ -132,7 +137,7 @@ def refuse_parameters(assignment: Assignment) -> None:
 def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
     """Refuse a gradient that is sparse, or that lies over processes in another way than its parameter.
 
-    Also refused is one of another dtype, and a parameter that was cast to a dtype that its averages do not have.
+    Also refused is one of another dtype or shape, and a parameter that was cast or grew after its averages were made.
     """
     if gradient.layout is not torch.strided:
         raise ValueError(
@@ -150,7 +155,17 @@ def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor, state: Mappi
             f"the gradient of {name!r} is of {gradient.dtype}, its parameter of {parameter.dtype}; cast it before the "
             "step, or leave the parameter's grad_dtype alone"
         )
-    for key in ("momentum_buffer", "exp_avg", "exp_avg_sq"):
+    if gradient.shape != parameter.shape:
+        raise ValueError(
+            f"the gradient of {name!r} has shape {tuple(gradient.shape)}, its parameter {tuple(parameter.shape)}: it "
+            "was resized since; make the gradients again after zero_grad()"
+        )
+    for key in AVERAGES:
+        if key in state and state[key].shape != parameter.shape:
+            raise ValueError(
+                f"parameter {name!r} has shape {tuple(parameter.shape)}, and its {key} {tuple(state[key].shape)}: it "
+                "was resized after a step, and nothing was changed; make the optimizer again"
+            )
         if key in state and state[key].dtype != parameter.dtype:
             raise ValueError(
                 f"parameter {name!r} is of {parameter.dtype}, and its {key} of {state[key].dtype}: the model was cast "
@@ -258,13 +273,17 @@ def assign_later(
 ) -> tuple[AssignedParameter, ...]:
     """Names and norms of parameters that come in the middle of training.
 
-    Their group's key `norm` decides for all `members`; without it, the entries that are `known` of them do. A parameter
-    without an entry, and a name that is among those `taken` by the optimizer, are refused.
+    Their group's key `norm` decides for all `members`; without it, the entries that are `known` of them do. A name that
+    is given stands before that of the entry. A parameter without an entry, and a name that is among those `taken` by
+    the optimizer, are refused.
     """
     names, entries = set(taken), []
     for name, parameter in members:
         entry = known.get(parameter)
-        name = name if entry is None else entry.name
+        if entry is not None and name != entry.name:
+            given = not name.isdigit()  # such names `named` makes
+            name = name if given else entry.name
+            entry = replace(entry, name=name, aliases=(entry.name, *entry.aliases)) if given else entry
         while name.isdigit() and name in names:
             name = str(int(name) + 1)
         if "norm" in group:
@@ -276,7 +295,9 @@ def assign_later(
                 "in; give the group a key 'norm' (None for AdamW), or make the optimizer with the model"
             )
         if name in names:
-            raise ValueError(f"add_param_group: parameter {name!r} is in this optimizer already; name it otherwise")
+            raise ValueError(
+                f"add_param_group: parameter {name!r} is in this optimizer already; pass ('another name', parameter)"
+            )
         names.add(name)
         entries.append(entry)
     return tuple(entries)
