@@ -161,17 +161,11 @@ OF_ENTRIES = {
     "shifted": lambda x, a, b: x @ (a + 1) @ b,
     "of logits, and of no mask": lambda x, a, b: (x @ a).softmax(-1) + (b + 1),
     "normalized": lambda x, a, b: x @ (a / a.norm()) @ b,
-    "added twice": lambda x, a, b: torch.add(x @ a, b, alpha=2),
     "divided": lambda x, a, b: (x @ a) / b,
-    "columns added": lambda x, a, b: x @ a + b.T,
-    "parts of rows added": lambda x, a, b: x @ a + b[:, :1],
-    "shared rows added": lambda x, a, b: x @ a + b.flatten()[:6],
-    "rounded, then added": lambda x, a, b: x @ a + b.half(),
     "folded": lambda x, a, b: x @ (a @ b),
     "chosen": lambda x, a, b: x @ b if a.argmax() < 18 else x @ a,
     "equal": lambda x, a, b: x @ (a == a).float() @ b,
     "decomposed": lambda x, a, b: x @ torch.linalg.svd(a).U @ b,
-    "complex": lambda x, a, b: x @ torch.complex(a, b).real,
     "strided": lambda x, a, b: x @ a.as_strided((6, 6), (6, 1)) @ b,
 }
 

@@ -217,14 +217,6 @@ def test_a_frozen_weight_has_no_constraint(case):
 
 
 @every_case
-def test_print_shows_every_weight_with_its_constraint(case):
-    _, _, constraints = attach(case)
-    lines = str(constraints).splitlines()
-    assert len(lines) == len(constraints.norms())
-    assert all(repr(case.constraint) in line for line in lines)
-
-
-@every_case
 def test_a_weight_in_a_batch_is_treated_as_alone(case, generator):
     together, optimizer, _ = attach(case)
     draw_gradients(together, generator)

@@ -158,12 +158,6 @@ def test_tables_reach_the_values_of_the_first_and_last_blocks(generator):
     assert [block.attention is None for block in model.blocks] == [number == 4 for number in range(8)]
 
 
-def test_a_model_of_one_block_has_no_shortcut(generator):
-    model = build(replace(SPEEDRUN, blocks=1), generator)
-    assert len(model.skips) == len(model.tables) == 0
-    assert model(torch.zeros(1, 5, dtype=torch.long)).shape == (1, 5, 11)
-
-
 def test_baselines_have_no_learned_numbers_and_attention_everywhere():
     for variant in ("nanogpt", "modula"):
         model = build(CONFIGS[variant])
@@ -182,15 +176,6 @@ def test_attention_of_the_speedrun_is_its_formula(generator):
     logits = (0.12 * q @ k.mT).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
     expected = attend.output((logits.softmax(-1) @ v).transpose(0, 1).reshape(1, 5, 16))
     torch.testing.assert_close(attend(x, table), expected)
-
-
-def test_logits_are_capped(generator):
-    model = moved(SPEEDRUN, generator)
-    with torch.no_grad():
-        model.head.weight.mul_(1e3)
-    logits = model(torch.randint(11, (2, 5), generator=generator)).detach()
-    assert 0 <= float(logits.min()) < 1
-    assert 29 < float(logits.max()) <= 30
 
 
 def test_the_stream_of_modula_stays_in_its_ball(generator):

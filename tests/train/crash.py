@@ -1,19 +1,11 @@
-"""Runs of the command line in forked children whose file operations are stopped at a chosen one.
-
-The tests start this file as a script, because forking is safe only in a process with one thread:
-`python crash.py TEXT WHICH` prints the list of outcomes as JSON. SIGKILL comes just before an operation, which is
-just after the one before. WHICH is `every` operation, or `some`: every fourth of the last of each kind (the same
-operation on files of the same name is of one).
-"""
+"""Commands that are stopped from without, and what a resumed run must repeat."""
 
 import contextlib
 import hashlib
 import io
 import json
 import os
-import re
 import resource
-import shutil
 import signal
 import sys
 import time
@@ -26,7 +18,6 @@ OPTIONS = """
 """.split()  # noqa: SIM905 (a command line reads best as one)
 PART = "parts/model-00001-of-00001.safetensors"
 MADE_AGAIN = ("environment.json", "report.html", ".lock", ".holder")
-WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def bits(folder):
@@ -47,20 +38,6 @@ def bits(folder):
     return found
 
 
-def operation(event, arguments):
-    """What an operation does to the run's folder, in words; None for those that change nothing there."""
-    if event == "open":
-        path, mode, flags = arguments
-        if isinstance(path, str) and "runs/" in path and (flags & WRITING if mode is None else set(mode) & set("wax+")):
-            return f"open {path}"
-    elif event == "os.mkdir":
-        if "runs/" in str(arguments[0]) and not os.path.exists(arguments[0]):
-            return f"mkdir {arguments[0]}"
-    elif event in ("os.rename", "os.remove", "os.rmdir") and "/tmp/" not in str(arguments[0]):
-        return f"{event} {arguments[0]}"
-    return None
-
-
 def call(arguments):
     """Status and standard error of one command."""
     from wellnormed.cli import main
@@ -77,31 +54,17 @@ def call(arguments):
     return status, shown.getvalue()
 
 
-def child(arguments, at=-1):
-    """One command in a child: its status and standard error (None if it was killed), and its file operations."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(read)
-        seen = []
+def killed(number, *arguments):
+    """One command that is killed after so many times that it made, opened, renamed or removed a file of a run."""
+    left = iter(range(number, -1, -1))
 
-        def hook(event, details):
-            what = operation(event, details)
-            if what is None:
-                return
-            seen.append(what)
-            if len(seen) == at + 1:
-                os.write(write, json.dumps([None, None, seen]).encode())
-                os.kill(os.getpid(), signal.SIGKILL)
+    def hook(event, details):
+        acts = event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir") and "runs/" in str(details[0])
+        if acts and next(left, None) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        sys.addaudithook(hook)
-        os.write(write, json.dumps([*call(arguments), seen]).encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        answer = json.loads(pipe.read())
-    os.waitpid(pid, 0)
-    return answer
+    sys.addaudithook(hook)
+    return call(list(arguments))[0]
 
 
 def limited(size, *arguments):
@@ -125,60 +88,3 @@ def signalled_twice(*arguments):
 
     LanguageTask.advance = advance
     return main(list(arguments))
-
-
-def main(text, which):
-    from wellnormed.certificates.certificate import Certificate
-    from wellnormed.train import evaluate, finish
-
-    # every run of the same bits has the same program and certificate, which take most of a run's time
-    capture, programs = evaluate.capture, []
-
-    def captured(model, example):
-        if not programs:
-            programs.append(capture(model, example))
-        return programs[0]
-
-    evaluate.capture = captured
-    begin = ["train", "--source", text, *OPTIONS, "--name"]
-    status, shown = call([*begin, "warm"])
-    assert status == 0, shown
-    certificate = Certificate.load("runs/warm/certificate.json")
-    finish.certify_model = lambda *model: certificate
-    print(json.dumps(outcomes_of(begin, which)))
-
-
-def outcomes_of(begin, which):
-    shutil.rmtree("runs/whole", ignore_errors=True)
-    status, shown, operations = child([*begin, "whole"])
-    assert status == 0, shown
-    outcomes = []
-    kinds = {re.sub(r"[0-9]+", "", f"{what.split()[0]} {Path(what).name}"): at for at, what in enumerate(operations)}
-    chosen = {"every": range(len(operations)), "some": sorted(kinds.values())[::4]}
-    for at in chosen[which]:
-        name = f"kill-{at}"
-        status, shown, seen = child([*begin, name], at)
-        assert len(seen) > at, f"operation {at} was never reached: {shown}"
-        resume = ["train", "--resume", f"runs/{name}"]
-        if which == "every":  # the resumed run is stopped too, at one of its first operations
-            child(resume, at % 13)
-        again, advice, _ = child(resume)
-        begun_anew = again != 0
-        if begun_anew:  # the run had not begun to exist
-            again, _, _ = child([*begin, name])
-        resumed, expected = bits(f"runs/{name}"), bits("runs/whole")
-        differing = sorted(file for file in resumed | expected if resumed.get(file) != expected.get(file))
-        configured = any(what.startswith("os.rename") and "config.json" in what for what in seen[:at])
-        outcomes.append({
-            "at": seen[at], "configured": configured, "status": status, "shown": shown, "advice": advice,
-            "begun anew": begun_anew, "again": again, "differing": differing,
-        })  # fmt: skip
-    return outcomes
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-    from tests.undrawn import undrawn
-
-    with undrawn():
-        main(*sys.argv[1:])

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.apart import ended
-from tests.train.crash import MADE_AGAIN, OPTIONS, PART, bits, call, limited
+from tests.train.crash import MADE_AGAIN, OPTIONS, PART, bits, call, killed, limited
 from wellnormed._files import json_text, read_json
 from wellnormed.train.lock import locked
 
@@ -19,7 +20,6 @@ from .conftest import with_runs
 
 WHICH = pytest.mark.parametrize("which", ["some", pytest.param("every", marks=pytest.mark.slow)])
 """Some places; the slow tests take every one."""
-CRASH = Path(__file__).with_name("crash.py")
 
 
 def one_line(shown):
@@ -28,18 +28,6 @@ def one_line(shown):
     assert shown.count("\n") == 1, shown
     assert "Errno" not in shown, shown
     return shown
-
-
-def outcomes(folder, which):
-    command = [sys.executable, str(CRASH), "text.txt", which]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200
-    )  # `every` takes minutes
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert len(found) > (5 if which == "some" else 10)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +45,18 @@ def damaged(place):
     return Path(shutil.copytree(place / "runs" / "whole", place / "runs" / "damaged"))
 
 
-@WHICH
 @pytest.mark.slow
-def test_a_kill_at_any_write_ends_in_the_same_bits(which, place, tmp_path):
-    shutil.copy(place / "text.txt", tmp_path)
-    for each in outcomes(tmp_path, which):
-        assert each["status"] is None, each  # it was killed
-        assert each["again"] == 0, each
-        assert not each["differing"], each
-        assert each["begun anew"] == (not each["configured"]), each
-        if each["begun anew"]:
-            assert re.search(r"does not exist|was killed before it began", one_line(each["advice"])), each
+@pytest.mark.parametrize("number", [*range(0, 30, 3), *range(30, 300, 9)])
+def test_a_kill_at_any_moment_ends_in_the_same_bits(number, place, tmp_path):
+    run, begin = place / "runs" / "killed", ["train", "--source", "text.txt", "--name", "killed", *OPTIONS]
+    shutil.rmtree(run, ignore_errors=True)
+    status, _ = ended(killed, number, *begin, errors=tmp_path / "errors")
+    assert status in (-signal.SIGKILL, 0)  # 0: it had ended before
+    status, shown = call(["train", "--resume", "runs/killed"])
+    if status != 0:  # it had not begun to exist
+        assert re.search(r"does not exist|was killed before it began", one_line(shown))
+        assert call(begin)[0] == 0
+    assert bits(run) == bits(place / "runs" / "whole")
 
 
 def test_a_file_that_stops_growing_is_one_line_and_then_the_same_bits(place, tmp_path):
