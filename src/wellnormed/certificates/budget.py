@@ -21,10 +21,10 @@ from wellnormed.certificates.certifying import example_of, unwrapped
 from wellnormed.certificates.printing import factors
 from wellnormed.certificates.promising import promise_of
 from wellnormed.certificates.within import LEAST, TOLERANCE, BudgetError, Capped, Caps, Within
-from wellnormed.constraints import ColumnCap, Constraint, Constraints, HardCap, core
-from wellnormed.constraints.attach import attach, matched, norms_of
+from wellnormed.constraints import ColumnCap, Constraint, Constraints, HardCap, enforcing
 from wellnormed.constraints.caps import Cap, EntryCap
-from wellnormed.constraints.constrained import Constrained, matching_state
+from wellnormed.constraints.matching import attach, matched, norms_of
+from wellnormed.constraints.weights import Constrained, matching_state
 from wellnormed.norms import Norm
 from wellnormed.parallel.layout import Mark, mark, whole
 from wellnormed.program.capturing import capture
@@ -242,7 +242,7 @@ class Budget(Constraints):
         except BudgetError:
             return
         self._take(caps)
-        core.project([c for c in self._moving if caps[c.name] < before[c.name]], self._placement)
+        enforcing.project([c for c in self._moving if caps[c.name] < before[c.name]], self._placement)
         self._remember()
         steps = {name: math.log(caps[name] / before[name]) for name in costs}
         wrong = sum(costs[name] * step for name, step in steps.items()) / sum(step**2 for step in steps.values())

@@ -8,7 +8,7 @@ from torch import nn
 
 from wellnormed._inputs import require_flags
 from wellnormed.constraints import Constraint, Constraints
-from wellnormed.constraints.attach import attach, constrainable, norms_of
+from wellnormed.constraints.matching import attach, constrainable, norms_of
 from wellnormed.routing import Assignment
 
 

@@ -1,6 +1,5 @@
 """What happens to a weight after every step. `wn.constrain` attaches it to any optimizer."""
 
-from wellnormed.constraints.attached import Constraints as Constraints
 from wellnormed.constraints.base import TARGET as TARGET
 from wellnormed.constraints.base import Constraint as Constraint
 from wellnormed.constraints.base import State as State
@@ -18,4 +17,5 @@ from wellnormed.constraints.equalities import Sphere as Sphere
 from wellnormed.constraints.equalities import Stiefel as Stiefel
 from wellnormed.constraints.leading import Hammer as Hammer
 from wellnormed.constraints.leading import SpectralWeightDecay as SpectralWeightDecay
+from wellnormed.constraints.of_optimizer import Constraints as Constraints
 from wellnormed.constraints.qk_clip import QKClip as QKClip

@@ -1,6 +1,6 @@
 """Constrained parameters: what is remembered of each, how a write is noticed, and how they are measured.
 
-`attached` writes them.
+`of_optimizer` writes them.
 """
 
 import math

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed._inputs import is_quantized, require_hashable, require_patterns
-from wellnormed.constraints.attached import Constraints
 from wellnormed.constraints.base import Constraint
 from wellnormed.constraints.caps import ColumnCap, EntryCap, SoftCap
-from wellnormed.constraints.constrained import Constrained
-from wellnormed.constraints.steps import BoundsItsSteps, attached_to
+from wellnormed.constraints.of_optimizer import Constraints
+from wellnormed.constraints.step_lengths import BoundsItsSteps, attached_to
+from wellnormed.constraints.weights import Constrained
 from wellnormed.optim import Averaged
 from wellnormed.optim.around import runs_hooks, stepping, within
 from wellnormed.parallel.layout import local, refuse_untrainable, whole

@@ -1,6 +1,6 @@
-"""Constraints that are attached to an optimizer, saved, copied and measured. `constrain` makes them.
+"""The constraints of an optimizer: attached, saved, copied and measured. `constrain` makes them.
 
-`core` has what they do to weights. An optimizer of this library calls `before` and `after` within its step, so that the
+`enforcing` changes the weights. An optimizer of this library calls `before` and `after` within its step, so that the
 bounds are those of the numbers it multiplies with; any other calls them by its hooks.
 """
 
@@ -15,8 +15,9 @@ from torch.utils.hooks import RemovableHandle
 
 from wellnormed._devices import recording
 from wellnormed._warnings import warn
-from wellnormed.constraints import core
-from wellnormed.constraints.constrained import (
+from wellnormed.constraints import enforcing
+from wellnormed.constraints.step_lengths import Bounds, BoundsItsSteps, attached_to, count_of, step_bounds, still
+from wellnormed.constraints.weights import (
     DOUBTED,
     WRITTEN,
     Constrained,
@@ -27,7 +28,6 @@ from wellnormed.constraints.constrained import (
     measure,
     upper_bound,
 )
-from wellnormed.constraints.steps import Bounds, BoundsItsSteps, attached_to, count_of, step_bounds, still
 from wellnormed.norms import Norm
 from wellnormed.parallel import Placement
 from wellnormed.parallel.layout import mark
@@ -93,8 +93,8 @@ class Constraints:
         self._still: set[str] = set()  # the parameters whose coming step has length 0
         self._hooks: tuple[RemovableHandle, ...] = ()
         self._place()
-        core.check(constrained, self._steps)
-        core.project(constrained, self._placement, prove)
+        enforcing.check(constrained, self._steps)
+        enforcing.project(constrained, self._placement, prove)
         self._attach()
         self._tell_displaced()
 
@@ -140,7 +140,7 @@ class Constraints:
             astray = self._largest(valued, distance)
             if not (valued := [c for c in valued if astray[c.name] > allowed_distance(c)]):
                 break
-            core.project(valued, self._placement)
+            enforcing.project(valued, self._placement)
         self._remember()
 
     def _displaced(self) -> dict[str, str]:
@@ -188,7 +188,7 @@ class Constraints:
 
     def promised(self) -> dict[str, float]:
         """The bound that holds now for every parameter whose constraint promises one; the others are left out."""
-        return core.bound(self._constrained)
+        return enforcing.bound(self._constrained)
 
     def parameters(self) -> list[Tensor]:
         """Every parameter that has a constraint."""
@@ -234,7 +234,7 @@ class Constraints:
         saved = matching_state(state, here)
         for name, tensor in here.items():
             tensor.copy_(saved[name])
-        core.restore(self._constrained, self._proved(self._constrained if self._prove else []), self._placement)
+        enforcing.restore(self._constrained, self._proved(self._constrained if self._prove else []), self._placement)
         self._remember()
 
     def _flat_state(self) -> dict[str, Tensor]:
@@ -268,13 +268,13 @@ class Constraints:
             warnings.warn(_said(joined), stacklevel=2)
         self._tell_displaced()
         self._steps = step_bounds(optimizer, self._constrained)
-        core.check(self._constrained, self._steps)
+        enforcing.check(self._constrained, self._steps)
         self._still = still(optimizer, self._constrained, self._steps)
         self._stepping = {c.name for c in self._constrained if c.parameter.grad is not None}
         if any(changes.values()):
             self._take_over([c for c in self._constrained if changes[c.name] == WRITTEN])
             doubted = [c for c in self._constrained if changes[c.name] == DOUBTED]
-            core.restore(doubted, self._proved(doubted), self._placement)
+            enforcing.restore(doubted, self._proved(doubted), self._placement)
             self._remember()
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
@@ -289,7 +289,7 @@ class Constraints:
         moved |= {name for name, change in self._agree(others).items() if change == WRITTEN}
         acting = [c for c in self._constrained if c.name in moved]
         acting = [c for c in acting if c.name not in unmoved or c.constraint.acts_at_rest]
-        core.apply(acting, self._steps, self._placement)
+        enforcing.apply(acting, self._steps, self._placement)
         self._remember()
 
     def sweep(self) -> None:
@@ -320,7 +320,7 @@ class Constraints:
 
     def bring_averages(self) -> None:
         """Bring averages of weights that kept their promises where training may start; nothing is remembered."""
-        core.bring(self._constrained, self._placement, self._prove)
+        enforcing.bring(self._constrained, self._placement, self._prove)
 
     def doubt(self) -> None:
         """Have the next step prove every weight.
@@ -365,9 +365,9 @@ class Constraints:
 
         A weight that was resized begins as at `constrain`.
         """
-        core.project([c for c in written if c.shape != c.parameter.shape], self._placement)
-        core.restore(written, self._proved(written), self._placement)
-        core.project([c for c in written if c.promised() is None], self._placement)
+        enforcing.project([c for c in written if c.shape != c.parameter.shape], self._placement)
+        enforcing.restore(written, self._proved(written), self._placement)
+        enforcing.project([c for c in written if c.promised() is None], self._placement)
 
     def _remember(self) -> None:
         for c in self._constrained:

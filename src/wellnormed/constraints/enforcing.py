@@ -13,8 +13,8 @@ from torch import Tensor
 
 from wellnormed._finite import sizes
 from wellnormed.constraints.base import Constraint, State, held
-from wellnormed.constraints.constrained import Constrained
-from wellnormed.constraints.steps import Bounds
+from wellnormed.constraints.step_lengths import Bounds
+from wellnormed.constraints.weights import Constrained
 from wellnormed.matrix._checks import known_to_hold
 from wellnormed.norms.base import widened
 from wellnormed.parallel import Job, Placement

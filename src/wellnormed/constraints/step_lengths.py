@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 import torch
 from torch import nn
 
-from wellnormed.constraints.constrained import Constrained
+from wellnormed.constraints.weights import Constrained
 from wellnormed.parallel import Placement
 from wellnormed.routing import Assignment
 
 if TYPE_CHECKING:
-    from wellnormed.constraints.attached import Constraints
+    from wellnormed.constraints.of_optimizer import Constraints
 
 Bounds = dict[str, float | None]
 """A bound on the norm of a parameter's step, by the parameter's name; None where there is no bound."""
