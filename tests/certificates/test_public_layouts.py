@@ -9,7 +9,8 @@ import wellnormed as wn
 
 from .adversary import drawn, random_weights
 
-EDGES = torch.tensor([[0, 1, 1, 2, 3, 4, 4, 0, 5, 2], [1, 0, 2, 1, 4, 3, 0, 4, 2, 5]])
+EDGES = torch.tensor([[0, 1, 1, 3, 2, 3, 4, 4, 0, 5, 2], [1, 0, 2, 3, 1, 4, 3, 0, 4, 2, 5]])
+"""One of them is a loop, which the layers find by its integers."""
 
 
 def scatter(x: Tensor, index: Tensor, size: int, reduce: str) -> Tensor:
@@ -28,7 +29,15 @@ def softmax(x: Tensor, index: Tensor, size: int) -> Tensor:
 
 
 def with_loops(edges: Tensor, count: int) -> Tensor:
-    return torch.cat([edges, torch.arange(count).expand(2, -1)], 1)
+    """As `remove_self_loops` and `add_self_loops`."""
+    return torch.cat([edges[:, edges[0] != edges[1]], torch.arange(count).expand(2, -1)], 1)
+
+
+def with_remaining_loops(edges: Tensor, weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """As `add_remaining_self_loops`: loops keep their weights."""
+    mask, weights = edges[0] != edges[1], torch.ones(count)
+    weights[edges[0][~mask]] = weight[~mask]
+    return with_loops(edges, count), torch.cat([weight[mask], weights])
 
 
 class GCNConv(nn.Module):
@@ -38,9 +47,10 @@ class GCNConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        row, col = with_loops(edges, len(x))
-        root = scatter(torch.ones(len(row)), col, len(x), "sum").pow(-0.5)
-        weight = root[row] * root[col]
+        (row, col), weight = with_remaining_loops(edges, torch.ones(edges.shape[1]), len(x))
+        root = scatter(weight, col, len(x), "sum").pow_(-0.5)
+        root.masked_fill_(root == float("inf"), 0)
+        weight = root[row] * weight * root[col]
         x = self.lin(x)
         return scatter(weight.view(-1, 1) * x.index_select(0, row), col, len(x), "sum") + self.bias
 

@@ -36,13 +36,18 @@ def dependence(nodes: Iterable[fx.Node], inputs: Mapping[str, tuple[str, Tensor]
         elif not depends.variable.isdisjoint(node.all_input_nodes):
             depends.variable.add(node)
         elif not depends.integers.isdisjoint(node.all_input_nodes):
-            is_lookup = kind_of(node) == "lookup" and node.meta["val"].is_floating_point()
+            is_lookup = kind_of(node) == "lookup" and node.meta["val"].is_floating_point() and not _masked(node)
             if is_lookup and node.args[0] not in depends.integers:  # the table is a constant
                 depends.lookups.add(node)
                 depends.variable.add(node)
             else:
                 depends.integers.add(node)
     return depends
+
+
+def _masked(node: fx.Node) -> bool:
+    """Whether flags choose the entries: then their number depends on the flags, which the program fixes."""
+    return any(getattr(each.meta.get("val"), "dtype", None) is torch.bool for each in node.all_input_nodes[1:])
 
 
 def values_read(node: fx.Node, depends: Dependence) -> list[fx.Node]:

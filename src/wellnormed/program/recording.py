@@ -135,7 +135,25 @@ def program_of(
     module = fx.GraphModule({name: attributes[name] for name in used}, own, "Program")
     held = {name: each for name, each in stored.values() if name in used}
     takes = {copy.name: inputs[node.name] for node, copy in copies.items() if copy.op == "placeholder"}
+    if any(_is_open(copy.meta.get("val")) for copy in own.nodes):
+        _Sizes(module).run(*(value for _, value in takes.values()))
     return Program(module, held, takes, **settings)
+
+
+class _Sizes(fx.Interpreter):
+    """Sizes that depend on values of integers, as the number of flags that are set, become those of the example."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if _is_open(n.meta.get("val")):
+            n.meta["val"] = torch.utils._pytree.tree_map_only(Tensor, _without_entries, result)
+        return result
+
+
+def _is_open(value: Any) -> bool:
+    """Whether a description of a result has a size that is no number."""
+    sizes = (s for each in torch.utils._pytree.tree_leaves(value) for s in getattr(each, "shape", (each,)))
+    return any(isinstance(size, torch.SymInt | torch.SymBool) for size in sizes)
 
 
 _META = ("val", "stack_trace", "nn_module_stack")
