@@ -7,7 +7,7 @@
 The script is run as it is, but for the two lines of `CHANGES`: data, network, rates and schedule are its own, and its
 SGD moves biases and head. It keeps every kernel at the Frobenius norm `sqrt(d_out)` before a step, ours after it, which
 its batch norms do not see; its Newton-Schulz takes three steps, ours five. For a proved cap on every kernel, replace
-`NormSphere` by `wn.HardCap`.
+`FixedNorm` by `wn.HardCap`.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def muon(convolutions: list[nn.Conv2d], lr: float) -> torch.optim.Optimizer:
     with torch.no_grad():
         for convolution in convolutions:
             convolution.weight *= len(convolution.weight) ** 0.5 / convolution.weight.norm()
-    wn.constrain(optimizer, {"*.weight": wn.constraints.NormSphere(frobenius=True)})
+    wn.constrain(optimizer, {"*.weight": wn.constraints.FixedNorm(frobenius=True)})
     return optimizer
 
 

@@ -69,7 +69,7 @@ CASES = {
     "NorMuon": Case(
         wn.optim.directions.NorMuon(), False, lambda m, n: min(m, n) ** 0.5, "pixels", {"weight_decay": 0.025}
     ),
-    "Hyperball, MuonH": Case(page.Relative(), constraint=wn.constraints.NormSphere(frobenius=True)),
+    "Hyperball, MuonH": Case(page.Relative(), constraint=wn.constraints.FixedNorm(frobenius=True)),
     "Radial brake": Case(page.RadialBrake(inward=0.75)),
 }
 OWN = {name: case for name, case in CASES.items() if case.direction is not None}

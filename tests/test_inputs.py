@@ -47,7 +47,7 @@ def broken(value: float) -> object:
         ("weight_decay", lambda value: scion(weight_decay=value)),
         ("kept", wn.optim.directions.NorMuon),
         ("kept", wn.optim.directions.BoundedAdam),
-        ("gain", wn.optim.directions.SpectralClip),
+        ("gain", wn.optim.directions.ClippedOracle),
         ("radii", lambda value: scion(radii={"1": value})),
         ("lr_factors", lambda value: scion(lr_factors={"1": value})),
         ("radii", lambda value: wn.initialize_(network(), radii={"1": value})),

@@ -181,12 +181,12 @@ def _log_softmax(draw: Draw, shape: Shape) -> nn.Module:
 
 @layer("position", 3, 4)
 def _position_vectors(draw: Draw, shape: Shape) -> nn.Module:
-    return draw.fill(wnn.PositionMix(shape[-2] + 1, shape[-1], draw.choice([0.1, 0.5, 1.0])))
+    return draw.fill(wnn.PositionEmbedding(shape[-2] + 1, shape[-1], draw.choice([0.1, 0.5, 1.0])))
 
 
 @layer("position", 3)
 def _position_mixing(draw: Draw, shape: Shape) -> nn.Module:
-    return draw.fill(wnn.PositionMixing(shape[1] + draw.whole(0, 2), shape[-1], draw.whole(1, 8)))
+    return draw.fill(wnn.PositionAverages(shape[1] + draw.whole(0, 2), shape[-1], draw.whole(1, 8)))
 
 
 @layer("position", 3, 4)

@@ -21,8 +21,8 @@ from wellnormed.nn import (
     CappedEmbedding,
     ConvexPotential,
     ConvexResidual,
-    PositionMix,
-    PositionMixing,
+    PositionAverages,
+    PositionEmbedding,
     Scale,
     ScaledGELU,
 )
@@ -33,7 +33,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "ball": lambda: nn.Sequential(nn.Linear(4, 4), BallProjection(0.2), ScaledGELU(3.0), nn.Linear(4, 3)),
     "residual": lambda: ConvexResidual(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), 0.25),
     "potential": lambda: nn.Sequential(ConvexPotential(4, 7), ConvexPotential(4, 3), nn.Linear(4, 3)),
-    "positions": lambda: nn.Sequential(PositionMix(16, 4, 0.3), PositionMixing(16, 4, 3), nn.Linear(12, 3)),
+    "positions": lambda: nn.Sequential(PositionEmbedding(16, 4, 0.3), PositionAverages(16, 4, 3), nn.Linear(12, 3)),
     "norms": lambda: nn.Sequential(nn.LayerNorm(4, eps=0.1), nn.Linear(4, 2), nn.RMSNorm(2, eps=0.1)),
     "activations": lambda: nn.Sequential(
         nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8), nn.Tanh(), nn.GELU("tanh")

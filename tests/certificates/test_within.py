@@ -301,7 +301,7 @@ def test_what_shares_the_memory_of_a_trained_weight_or_is_trained_without_being_
 
 def test_a_frozen_parameter_whose_constraint_promises_nothing_is_refused():
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
-    caps = {"0": wn.HardCap(1.0), "1": wn.constraints.NormSphere()}
+    caps = {"0": wn.HardCap(1.0), "1": wn.constraints.FixedNorm()}
     constraints = wn.constrain(wn.Scion(model, lr=0.1), caps)
     model.requires_grad_(False)
     with pytest.raises(UncertifiableError, match=r"the bound needs entries of 1\.weight"):

@@ -58,7 +58,7 @@ def test_a_norm_sphere_keeps_the_frobenius_norm(shape):
     radius, rate, unit = weight.norm(), 0.05, math.sqrt(shape[0] / shape[1])
     norms = wn.assign_norms(layer, overrides={"weight": wn.Spectral(method="svd")})
     optimizer = wn.Scion(norms, lr=rate * float(radius) / (math.sqrt(min(shape)) * unit), momentum=0.0)
-    constraints = wn.constrain(optimizer, {"weight": c.NormSphere(frobenius=True)})
+    constraints = wn.constrain(optimizer, {"weight": c.FixedNorm(frobenius=True)})
     for _ in range(4):
         g = torch.randn(shape, dtype=torch.float64)
         layer.weight.grad = g.clone()
@@ -75,7 +75,7 @@ def test_a_norm_sphere_in_the_weights_own_norms():
     model = nn.Sequential(nn.Embedding(7, 6), nn.Linear(6, 5))
     optimizer = wn.Scion(model, lr=0.3)
     nn.init.ones_(model[1].bias)
-    constraints = wn.constrain(optimizer, {"*": c.NormSphere()})
+    constraints = wn.constrain(optimizer, {"*": c.FixedNorm()})
     before = constraints.norms()
     for _ in range(5):
         for p in model.parameters():

@@ -183,9 +183,9 @@ def test_no_parameter_gets_two_constraints_by_two_calls():
     optimizer = wn.Scion(wn.assign_norms(model), lr=0.1)
     first = wn.constrain(optimizer, {"weight": wn.HardCap(1.0)})
     with pytest.raises(ValueError, match="earlier `constrain`"):
-        wn.constrain(optimizer, {"weight": wn.constraints.Clip(2.0, 3.0)})
+        wn.constrain(optimizer, {"weight": wn.constraints.SpectralInterval(2.0, 3.0)})
     first.remove()
-    wn.constrain(optimizer, {"weight": wn.constraints.Clip(2.0, 3.0)})
+    wn.constrain(optimizer, {"weight": wn.constraints.SpectralInterval(2.0, 3.0)})
 
 
 def test_hooks_that_come_first_do_not_disarm_the_constraints():

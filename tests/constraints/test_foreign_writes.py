@@ -289,8 +289,8 @@ RUINED = [
     (c.Sphere(1.0), wn.Spectral()),
     (wn.HardCap(1.0, every=8), wn.Spectral()),
     (c.SpectralNormalize(1.0), wn.Spectral()),
-    (c.NormSphere(), wn.norms.ColNorm()),
-    (c.NormSphere(frobenius=True), wn.Spectral()),
+    (c.FixedNorm(), wn.norms.ColNorm()),
+    (c.FixedNorm(frobenius=True), wn.Spectral()),
 ]
 
 
@@ -362,8 +362,8 @@ def test_names_that_differ_by_the_prefix_of_a_wrapper_are_two(wrap):
 
 SPECTRAL = [
     c.HardCap(1.0), c.HardCap(1.0, every=4), c.SpectralNormalize(1.0, every=4), c.SoftCap(1.0), c.WeightDecay(1.0),
-    c.ClippedWeightDecay(1.0, 0.25), c.Clip(0.5, 1.0), c.Stiefel(1.0), c.Orthogonal(1.0), c.Sphere(1.0),
-    c.Hammer(1.0), c.SpectralWeightDecay(0.1), c.NormSphere(),
+    c.ClippedWeightDecay(1.0, 0.25), c.SpectralInterval(0.5, 1.0), c.Stiefel(1.0), c.Orthogonal(1.0), c.Sphere(1.0),
+    c.Hammer(1.0), c.SpectralWeightDecay(0.1), c.FixedNorm(),
 ]  # fmt: skip
 NORMS = {
     "plain": (wn.Spectral(), (12, 8)),
@@ -486,7 +486,7 @@ def test_what_anyone_writes_is_projected(ways, turn, dtype):
     assert all(torch.equal(state[key], now) for key, now in constraints.state_dict().items())
     written = constraints.norms()
     require_held(model, optimizer, constraints, 4)
-    kept = [name for name in written if isinstance(SPECTRAL[int(name.split(".")[0])], c.NormSphere)]
+    kept = [name for name in written if isinstance(SPECTRAL[int(name.split(".")[0])], c.FixedNorm)]
     assert len(kept) == len(NORMS)  # which hold the norms that were written
     for name in kept:
         assert constraints.norms()[name] == pytest.approx(written[name], rel=3e-2)  # estimates, some of 16 bits
@@ -513,13 +513,13 @@ def test_weights_that_keep_their_promise_are_not_moved(dtype, kind):
 @pytest.mark.parametrize("share", [0.1, 0.4])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_holds_a_norm_brings_it_up_again(share, dtype):
-    chosen = (c.Sphere(1.2), c.Stiefel(1.2), c.Orthogonal(1.2), c.Clip(1.0, 1.2))
+    chosen = (c.Sphere(1.2), c.Stiefel(1.2), c.Orthogonal(1.2), c.SpectralInterval(1.0, 1.2))
     model, _, constraints = attach(dtype, chosen=chosen)
     for parameter in model.parameters():
         parameter.data.mul_(share)
     constraints.project_()
     for (n, constraint), (name, (norm, _)) in itertools.product(enumerate(chosen), NORMS.items()):
-        lower = (1.0 if isinstance(constraint, c.Clip) else 1.2) * (1 - 4 * torch.finfo(dtype).eps - 1e-4)
+        lower = (1.0 if isinstance(constraint, c.SpectralInterval) else 1.2) * (1 - 4 * torch.finfo(dtype).eps - 1e-4)
         assert lower <= float(norm.norm(model[str(n)][name].detach().double())) <= 1.2
 
 
@@ -578,7 +578,7 @@ def test_a_step_of_length_zero_projects_what_was_seen_to_break_its_promise_and_w
 # `constrain(..., prove=False)`: what a cap wrote keeps its promise, and nothing is proved to know it
 
 TRUSTED = [c.HardCap(1.2), c.HardCap(1.2, every=4), c.SpectralNormalize(1.2), c.SoftCap(1.2), c.WeightDecay(1.2),
-           c.Clip(0.3, 1.2), c.Stiefel(1.2), c.Orthogonal(1.2)]  # fmt: skip
+           c.SpectralInterval(0.3, 1.2), c.Stiefel(1.2), c.Orthogonal(1.2)]  # fmt: skip
 
 
 def unproved():

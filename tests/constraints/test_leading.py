@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
-from wellnormed.constraints import Clip, Hammer, SpectralWeightDecay, Stiefel
+from wellnormed.constraints import Hammer, SpectralInterval, SpectralWeightDecay, Stiefel
 
 
 def singular_values(weight):
@@ -68,7 +68,7 @@ def test_spectral_weight_decay_takes_from_the_largest_in_every_head():
 
 @pytest.mark.parametrize("size", [(8, 8), (12, 5)])
 def test_stiefel_and_clip_hold_every_singular_value_from_both_sides(size, generator):
-    for constraint, low in ((Stiefel(1.5), 1.49), (Clip(0.4, 1.5), 0.4 - 1e-5)):
+    for constraint, low in ((Stiefel(1.5), 1.49), (SpectralInterval(0.4, 1.5), 0.4 - 1e-5)):
         model = nn.Linear(*size, bias=False)
         optimizer = wn.Scion(wn.assign_norms(model), lr=0.3)
         constraints = wn.constrain(optimizer, {"weight": constraint})

@@ -95,7 +95,7 @@ def test_a_convex_potential_is_the_gradient_step_of_its_potential():
 
 def test_position_mixing_is_its_formula():
     torch.manual_seed(0)
-    layer = wn.nn.PositionMixing(7, 3, 4).double()
+    layer = wn.nn.PositionAverages(7, 3, 4).double()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     x = torch.randn(2, 5, 3, dtype=torch.float64)
@@ -109,7 +109,7 @@ def test_position_mixing_is_its_formula():
 
 
 def test_position_mixing_is_causal_and_refuses_more_tokens_than_it_knows():
-    layer = wn.nn.PositionMixing(6, 3, 8)
+    layer = wn.nn.PositionAverages(6, 3, 8)
     x = torch.randn(1, 6, 3)
     changed = x.clone()
     changed[:, 4:] = 0
@@ -120,7 +120,7 @@ def test_position_mixing_is_causal_and_refuses_more_tokens_than_it_knows():
 
 @pytest.mark.parametrize(("length", "heads"), [(64, 8), (3, 8), (256, 16), (1, 1)])
 def test_position_mixing_starts_on_its_sphere_with_different_heads(length, heads):
-    layer = wn.nn.PositionMixing(length, 2, heads)
+    layer = wn.nn.PositionAverages(length, 2, heads)
     assert layer.gain_H.square().mean().item() == pytest.approx(1, rel=1e-6)  # float32
     shares = layer.logits_HT.detach().softmax(-1)
     near = min(6, length, heads)
@@ -129,7 +129,9 @@ def test_position_mixing_starts_on_its_sphere_with_different_heads(length, heads
 
 
 def test_layers_state_the_constraints_that_their_bounds_need():
-    model = torch.nn.Sequential(wn.nn.CappedEmbedding(5, 4), wn.nn.PositionMixing(4, 4, 2), wn.nn.ConvexPotential(8, 9))
+    model = torch.nn.Sequential(
+        wn.nn.CappedEmbedding(5, 4), wn.nn.PositionAverages(4, 4, 2), wn.nn.ConvexPotential(8, 9)
+    )
     assert list(wn.nn.constraints_of(model)) == ["0.weight", "1.gain_H", "1.before_1K", "2.weight"]
     held = wn.constrain(wn.Scion(model), wn.nn.constraints_of(model))
     assert all(ratio <= 1 for ratio in held.proved_ratios().values())
@@ -227,14 +229,14 @@ def test_residual_and_mix_are_convex():
     x = torch.ones(2, 3, 4)
     block = wn.nn.ConvexResidual(wn.nn.Scale(0.0), 0.25)
     torch.testing.assert_close(block(x), 0.75 * x)
-    mix = wn.nn.PositionMix(3, 4, token_share=0.75)
+    mix = wn.nn.PositionEmbedding(3, 4, token_share=0.75)
     torch.testing.assert_close(mix(x), 0.75 * x + 0.25 * mix.weight)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: wn.nn.PositionMixing(0, 4, 3), "PositionMixing: length=0 must be positive; pass 1 or more"),
+        (lambda: wn.nn.PositionAverages(0, 4, 3), "PositionAverages: length=0 must be positive; pass 1 or more"),
         (lambda: wn.nn.ConvexPotential(-1, 3), "ConvexPotential: width=-1 must be positive; pass 1 or more"),
         (lambda: wn.nn.ConvexPotential(3, 0), "ConvexPotential: hidden=0 must be positive; pass 1 or more"),
         (lambda: wn.nn.OrthogonalJoin("a", 1), "OrthogonalJoin: width='a' is of type str; pass a whole number"),
@@ -252,15 +254,15 @@ def test_residual_and_mix_are_convex():
         (lambda: wn.nn.HeadProjection(8, 0), "HeadProjection: heads=0 must be positive; pass 1 or more"),
         (lambda: wn.nn.CausalAttention(0), "CausalAttention: heads=0 must be positive"),
         (lambda: wn.nn.CappedEmbedding(0, 4), "CappedEmbedding: symbols=0 must be positive"),
-        (lambda: wn.nn.PositionMix(4, 0), "PositionMix: width=0 must be positive"),
+        (lambda: wn.nn.PositionEmbedding(4, 0), "PositionEmbedding: width=0 must be positive"),
         (lambda: wn.nn.HeadProjection(8, 3), "heads=3"),
         (lambda: wn.nn.Rotary(3), "entries=3"),
         (lambda: wn.nn.Rotary(4, base=0.0), "base=0.0"),
         (lambda: wn.nn.HalfRotary(6), "entries=6"),
         (lambda: wn.nn.CausalAttention(2, relative_bias=True), "length=0"),
         (lambda: wn.nn.CausalAttention(2, scale=-1.0), "scale=-1.0"),
-        (lambda: wn.nn.PositionMix(4, 4, token_share=0.0), "token_share=0.0"),
-        (lambda: wn.nn.PositionMix(2, 4)(torch.zeros(3, 4)), "3 tokens exceed"),
+        (lambda: wn.nn.PositionEmbedding(4, 4, token_share=0.0), "token_share=0.0"),
+        (lambda: wn.nn.PositionEmbedding(2, 4)(torch.zeros(3, 4)), "3 tokens exceed"),
     ],
 )
 def test_bad_settings_are_refused(make, message):

@@ -54,7 +54,7 @@ def test_the_slices_make_up_the_weight_and_have_the_units_they_say(norm, shape, 
 
 
 @every_norm
-@pytest.mark.parametrize("rule", [wn.SoftCap(1.0), wn.constraints.Clip(0.1, 1.0)], ids=repr)
+@pytest.mark.parametrize("rule", [wn.SoftCap(1.0), wn.constraints.SpectralInterval(0.1, 1.0)], ids=repr)
 def test_constraints_hold_on_slices(norm, shape, rule):
     model, assignment = model_of(norm, shape)
     rules = wn.constrain(optimizer := wn.Scion(assignment, lr=0.1), {"weight": rule})

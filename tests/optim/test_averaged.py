@@ -197,7 +197,7 @@ def test_a_gradient_that_is_refused_leaves_the_training_whole():
 CAPS = [
     wn.HardCap(0.9), wn.HardCap(0.9, every=3), wn.SoftCap(0.9),
     wn.constraints.SpectralNormalize(0.9), wn.constraints.Hammer(0.9), wn.constraints.Orthogonal(0.9),
-    wn.constraints.Stiefel(0.9), wn.constraints.Sphere(0.9), wn.constraints.Clip(0.3, 0.9),
+    wn.constraints.Stiefel(0.9), wn.constraints.Sphere(0.9), wn.constraints.SpectralInterval(0.3, 0.9),
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import wellnormed as wn
 from wellnormed.optim import Direction, DirectionInput
-from wellnormed.optim.directions import BoundedAdam, NorMuon, SpectralClip
+from wellnormed.optim.directions import BoundedAdam, ClippedOracle, NorMuon
 
 EXACT = wn.Spectral(method="svd")
 
@@ -52,7 +52,7 @@ def test_cautious_decay_is_its_published_formula():
 
 def test_a_clip_is_the_duality_map_of_a_step():
     """Spectral Clipping, section 4: singular values of k m, capped at one unit of the norm."""
-    layer, optimizer = optimizer_for((6, 10), directions={"*": SpectralClip(0.4)}, momentum=0.0)
+    layer, optimizer = optimizer_for((6, 10), directions={"*": ClippedOracle(0.4)}, momentum=0.0)
     weight, g = layer.weight.detach().clone(), drawn((6, 10), 1)
     layer.weight.grad = g.clone()
     optimizer.step()
@@ -70,7 +70,7 @@ def test_a_clip_tends_to_the_matrix_sign_as_the_gain_grows():
     g = drawn((6, 10), 1)
     full = (6 / 10) ** 0.5 / float(torch.linalg.svdvals(g).amin())
     for share in (0.1, 0.5, 0.9, 1.0, 3.0):
-        layer, optimizer = optimizer_for((6, 10), directions={"*": SpectralClip(share * full)}, momentum=0.0)
+        layer, optimizer = optimizer_for((6, 10), directions={"*": ClippedOracle(share * full)}, momentum=0.0)
         before = layer.weight.detach().clone()
         layer.weight.grad = g.clone()
         optimizer.step()
@@ -81,7 +81,7 @@ def test_a_clip_tends_to_the_matrix_sign_as_the_gain_grows():
 
 def test_parameters_that_are_no_matrices_keep_their_oracles():
     model = nn.Linear(6, 4)
-    one = wn.Scion(model, lr=0.1, directions={"*": NorMuon(0.95, SpectralClip(2.0))}, radius=1.0)
+    one = wn.Scion(model, lr=0.1, directions={"*": NorMuon(0.95, ClippedOracle(2.0))}, radius=1.0)
     before = model.bias.detach().clone()
     model.weight.grad, model.bias.grad = torch.ones(4, 6), torch.tensor([1.0, -2.0, 0.5, 3.0])
     one.step()
@@ -97,8 +97,8 @@ def test_parameters_that_are_no_matrices_keep_their_oracles():
         (lambda: NorMuon(-0.1), r"kept=-0.1 must lie in \[0, 1\)"),
         (lambda: NorMuon(0.9, Mixed()), r"inner must be a Direction that sees the momentum alone .*, got Mixed\(\)"),
         (lambda: NorMuon(0.9, Unbounded), "inner must be a Direction"),
-        (lambda: SpectralClip(0.0), "gain=0.0 must be positive and finite"),
-        (lambda: SpectralClip(float("inf")), "gain=inf must be positive and finite"),
+        (lambda: ClippedOracle(0.0), "gain=0.0 must be positive and finite"),
+        (lambda: ClippedOracle(float("inf")), "gain=inf must be positive and finite"),
     ],
 )
 def test_a_ready_direction_refuses_what_it_cannot_be(make, message):
@@ -231,7 +231,7 @@ def test_weights_of_any_rate_and_radius_are_one_batch_where_the_direction_allows
 
 def test_what_normalizes_neurons_shares_a_batch_only_if_what_it_normalizes_does():
     assert NorMuon(0.9).same_at_any_rate
-    assert SpectralClip(3.0).same_at_any_rate
+    assert ClippedOracle(3.0).same_at_any_rate
     assert not NorMuon(0.9, Unbounded()).same_at_any_rate
 
 
@@ -398,7 +398,7 @@ def test_what_is_kept_comes_back_from_a_state_dict_as_it_was(dtype):
     assert optimizer.state[layer.weight]["count"] == 5
 
 
-@pytest.mark.parametrize("direction", [NorMuon(), SpectralClip(100.0)], ids=repr)
+@pytest.mark.parametrize("direction", [NorMuon(), ClippedOracle(100.0)], ids=repr)
 def test_rows_without_gradients_and_large_gains_stay_finite_in_float16(direction):
     """The least square that NorMuon divides by is 0 in float16, and a hundred times a gradient of 700 is infinite."""
     layer = torch.nn.Linear(8, 8, bias=False).half()

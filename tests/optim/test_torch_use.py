@@ -285,7 +285,7 @@ def test_a_weight_that_grew_in_place_is_refused_before_anything_moves(make, mess
 
 @pytest.mark.parametrize(
     "constraint", [wn.HardCap(1.0, every=4), wn.constraints.Hammer(1.0), wn.constraints.ClippedWeightDecay(1.0, 1.0),
-                   wn.constraints.SpectralWeightDecay(0.1), wn.constraints.NormSphere()], ids=str,
+                   wn.constraints.SpectralWeightDecay(0.1), wn.constraints.FixedNorm()], ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("norm", [wn.Spectral(), wn.norms.PerHead(4)])
 def test_a_constraint_begins_anew_with_a_weight_that_grew(constraint, norm):

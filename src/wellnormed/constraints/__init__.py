@@ -3,15 +3,15 @@
 from wellnormed.constraints.base import TARGET as TARGET
 from wellnormed.constraints.base import Constraint as Constraint
 from wellnormed.constraints.base import State as State
-from wellnormed.constraints.caps import Clip as Clip
 from wellnormed.constraints.caps import ColumnCap as ColumnCap
 from wellnormed.constraints.caps import EntryCap as EntryCap
 from wellnormed.constraints.caps import HardCap as HardCap
 from wellnormed.constraints.caps import SoftCap as SoftCap
+from wellnormed.constraints.caps import SpectralInterval as SpectralInterval
 from wellnormed.constraints.caps import SpectralNormalize as SpectralNormalize
 from wellnormed.constraints.decays import ClippedWeightDecay as ClippedWeightDecay
 from wellnormed.constraints.decays import WeightDecay as WeightDecay
-from wellnormed.constraints.equalities import NormSphere as NormSphere
+from wellnormed.constraints.equalities import FixedNorm as FixedNorm
 from wellnormed.constraints.equalities import Orthogonal as Orthogonal
 from wellnormed.constraints.equalities import Sphere as Sphere
 from wellnormed.constraints.equalities import Stiefel as Stiefel

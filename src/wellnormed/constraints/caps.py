@@ -289,7 +289,7 @@ class SoftCap(Cap):
 
 
 @dataclass(frozen=True)
-class Clip(Cap):
+class SpectralInterval(Cap):
     """Singular values move to the nearest point of `[lower, upper]`; those that are zero stay (Spectral Clipping).
 
     Promises `norm(weight) <= upper`. The other singular values end at `lower` or above within rounding; a weight of
@@ -308,10 +308,12 @@ class Clip(Cap):
 
     def __post_init__(self) -> None:
         self._require_positive(upper=self.upper)
-        require_numbers("Clip: ", {"lower": self.lower})
+        require_numbers("SpectralInterval: ", {"lower": self.lower})
         object.__setattr__(self, "cap", self.upper)
         if not 0 <= self.lower <= self.upper:
-            raise ValueError(f"Clip: lower={self.lower} must lie in [0, upper={self.upper}]; HardCap has no lower end")
+            raise ValueError(
+                f"SpectralInterval: lower={self.lower} must lie in [0, upper={self.upper}]; HardCap has no lower end"
+            )
 
     def _start(self, weights: Tensor, norm: Norm) -> Tensor:
         return self._after_step(weights, norm, None)

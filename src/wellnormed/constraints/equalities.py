@@ -1,6 +1,6 @@
 """Constraints that hold a norm at a value, and not only below it.
 
-Layers whose bound is exact need `Orthogonal` and `Sphere`; with `NormSphere` only the direction of a weight is learned.
+Layers whose bound is exact need `Orthogonal` and `Sphere`; with `FixedNorm` only the direction of a weight is learned.
 """
 
 from dataclasses import dataclass
@@ -83,6 +83,8 @@ def _newton_schulz_step(x: Tensor, size: float) -> Tensor:
 class Stiefel(_AllAtCap):
     """All singular values move to `cap` after every step (LT section 3.1); those that are zero stay.
 
+    By `msign`, as LT has it; `SpectralInterval(cap, cap)` has the same aim, exactly.
+
     Promises `norm(weight) <= cap`: where the coefficient set overshoots, it aims below by as much. With J. You's
     set, which LT follows, singular values end within 0.5% of the aim.
 
@@ -114,7 +116,7 @@ _LARGEST_FACTOR = 1e30
 class Sphere(Cap):
     """After every step a weight is scaled to `cap`, in its own norm, and provably not above it.
 
-    Unlike `NormSphere`, which keeps the norm that a weight started with and proves nothing, it says which norm that is.
+    Unlike `FixedNorm`, which keeps the norm that a weight started with and proves nothing, it says which norm that is.
     A weight of zero stays zero.
 
     Example:
@@ -141,7 +143,7 @@ class Sphere(Cap):
 
 
 @dataclass(frozen=True)
-class NormSphere(Constraint):
+class FixedNorm(Constraint):
     """After every step a weight is scaled back to the norm that it had when it was constrained.
 
     In the weight's own norm, or in the Frobenius norm. It keeps an estimated norm, from below as from above, and
@@ -157,7 +159,7 @@ class NormSphere(Constraint):
         >>> layer = torch.nn.Linear(4, 4, bias=False)
         >>> before = layer.weight.norm().item()
         >>> optimizer = wn.Scion(layer, lr=0.5)
-        >>> _ = wn.constrain(optimizer, {"*": NormSphere(frobenius=True)})
+        >>> _ = wn.constrain(optimizer, {"*": FixedNorm(frobenius=True)})
         >>> layer(torch.ones(1, 4)).sum().backward()
         >>> optimizer.step()
         >>> abs(layer.weight.norm().item() - before) < 1e-5
@@ -167,7 +169,7 @@ class NormSphere(Constraint):
     frobenius: bool = False
 
     def __post_init__(self) -> None:
-        require_flags("NormSphere: ", {"frobenius": self.frobenius})
+        require_flags("FixedNorm: ", {"frobenius": self.frobenius})
 
     def acts_on(self, norm: Norm) -> bool:
         return True

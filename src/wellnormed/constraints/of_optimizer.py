@@ -115,9 +115,9 @@ class Constraints:
 
         Weights that are proved to keep what their constraint promises stay as they are, bit for bit; the others are
         brought where `constrain` would bring them. So a second call changes nothing. Constraints that hold a norm at a
-        value also bring back weights that lie below it: by more than rounding for `Sphere` and `Clip`, and by more than
-        half of it for `Orthogonal` and `Stiefel`, whose own steps end below. Constraints that promise nothing write
-        nothing here, and remember the weights as they are now.
+        value also bring back weights that lie below it: by more than rounding for `Sphere` and `SpectralInterval`, and
+        by more than half of it for `Orthogonal` and `Stiefel`, whose own steps end below. Constraints that promise
+        nothing write nothing here, and remember the weights as they are now.
 
         A write through `weight.data` or a NumPy view is one that torch does not count, so that no step can see it:
         call this after it, and before the next step. A collective call where weights lie over many processes.

@@ -17,7 +17,7 @@ from wellnormed.nn import (
     HalfRotary,
     HeadProjection,
     MergeHeads,
-    PositionMix,
+    PositionEmbedding,
     Residual,
     Rotary,
     Scale,
@@ -82,7 +82,7 @@ class GPT(TokenModel):
         self.embedding = CappedEmbedding(config.vocabulary_size, config.width)
         self.position: nn.Module = nn.Identity()
         if not config.rotary:
-            self.position = PositionMix(config.length, config.width, config.token_share)
+            self.position = PositionEmbedding(config.length, config.width, config.token_share)
         layers: list[nn.Module] = []
         for _ in range(config.blocks):
             for layer in (Attention(config), FeedForward(config)):

@@ -16,7 +16,7 @@ from wellnormed.nn import (
     HeadProjection,
     MergeHeads,
     OrthogonalJoin,
-    PositionMixing,
+    PositionAverages,
 )
 from wellnormed.nn.starting import Start, zeros
 
@@ -62,7 +62,7 @@ class PotentialGPT(TokenModel):
         super().__init__()
         self.config = config
         self.embedding = CappedEmbedding(config.vocabulary_size, config.token_width)
-        self.mixing = PositionMixing(config.length, config.token_width, config.mixing_heads)
+        self.mixing = PositionAverages(config.length, config.token_width, config.mixing_heads)
         layers: list[nn.Module] = []
         for number in range(config.blocks):
             if number < config.attention_blocks:
@@ -77,7 +77,7 @@ class PotentialGPT(TokenModel):
         for module in self.modules():
             if isinstance(module, CappedEmbedding | HeadProjection):
                 yield module.weight, module.parameter_norms()["weight"].initialize_
-            elif isinstance(module, ConvexPotential | OrthogonalJoin | PositionMixing):
+            elif isinstance(module, ConvexPotential | OrthogonalJoin | PositionAverages):
                 yield from module.starts()
             elif isinstance(module, CausalAttention) and module.bias_HT is not None:
                 yield module.bias_HT, zeros

@@ -13,11 +13,11 @@ from wellnormed.nn.attention import HeadProjection as HeadProjection
 from wellnormed.nn.attention import MergeHeads as MergeHeads
 from wellnormed.nn.attention import Rotary as Rotary
 from wellnormed.nn.embedding import CappedEmbedding as CappedEmbedding
-from wellnormed.nn.embedding import PositionMix as PositionMix
+from wellnormed.nn.embedding import PositionEmbedding as PositionEmbedding
 from wellnormed.nn.floored import FlooredNorm as FlooredNorm
 from wellnormed.nn.joining import OrthogonalJoin as OrthogonalJoin
 from wellnormed.nn.layer_constraints import constraints_of as constraints_of
-from wellnormed.nn.mixing import PositionMixing as PositionMixing
+from wellnormed.nn.mixing import PositionAverages as PositionAverages
 from wellnormed.nn.potential import ConvexPotential as ConvexPotential
 from wellnormed.nn.projection import BallProjection as BallProjection
 from wellnormed.nn.scaling import ConvexResidual as ConvexResidual

@@ -62,7 +62,7 @@ class CappedEmbedding(_Vectors):
         return f"{self.symbols}, {self.width}"
 
 
-class PositionMix(_Vectors):
+class PositionEmbedding(_Vectors):
     """Computes `token_share x_t + (1 - token_share) p_t` for every token t, with a learned vector p_t for its position.
 
     A constraint keeps the RMS of every p_t at most 1 (LT section 4.4), as in `CappedEmbedding`.
@@ -80,7 +80,7 @@ class PositionMix(_Vectors):
 
     Example:
         >>> import torch
-        >>> mix = PositionMix(length=3, width=2, token_share=0.75)
+        >>> mix = PositionEmbedding(length=3, width=2, token_share=0.75)
         >>> (mix(torch.ones(1, 2)) - mix(torch.zeros(1, 2))).detach()
         tensor([[0.7500, 0.7500]])
     """
@@ -88,7 +88,7 @@ class PositionMix(_Vectors):
     def __init__(self, length: int, width: int, token_share: float = 0.5) -> None:
         require_sizes(self, length=length, width=width)
         super().__init__(length, width)
-        require_numbers("PositionMix: ", {"token_share": token_share}, PART)
+        require_numbers("PositionEmbedding: ", {"token_share": token_share}, PART)
         self.length = length
         self.token_share = token_share
 

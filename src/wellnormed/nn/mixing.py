@@ -21,7 +21,7 @@ _SHARP = 6.0
 weight of 0.87 if there are 64 distances."""
 
 
-class PositionMixing(nn.Module):
+class PositionAverages(nn.Module):
     """Computes `z_i = [c_h sum_d p_h(d) x_(i-d)]_h`: H averages of the tokens up to token i, concatenated.
 
     Head h averages by the distance d to token i: its weights `p_h` are the softmax of learned logits over all
@@ -41,7 +41,7 @@ class PositionMixing(nn.Module):
         ValueError: A size is not a positive integer, or an input has more than `length` tokens.
 
     Example:
-        >>> PositionMixing(8, 4, 3)(torch.ones(2, 5, 4)).shape
+        >>> PositionAverages(8, 4, 3)(torch.ones(2, 5, 4)).shape
         torch.Size([2, 5, 12])
     """
 

@@ -14,7 +14,7 @@ from wellnormed.modular.layers import weight_and_bias
 from wellnormed.modular.tree import Scalar
 from wellnormed.nn.activation import MaxMin, ScaledGELU
 from wellnormed.nn.attention import HalfRotary, HeadProjection, MergeHeads, Rotary
-from wellnormed.nn.embedding import CappedEmbedding, PositionMix
+from wellnormed.nn.embedding import CappedEmbedding, PositionEmbedding
 from wellnormed.nn.projection import BallProjection
 from wellnormed.nn.scaling import ConvexResidual, Residual, Scale
 
@@ -45,8 +45,8 @@ def plain_residual(module: Residual, builder: Builder) -> NormedModule:
     return IDENTITY + builder.child("block")
 
 
-@modular_rule(PositionMix)
-def position_mix(module: PositionMix, builder: Builder) -> NormedModule:
+@modular_rule(PositionEmbedding)
+def position_mix(module: PositionEmbedding, builder: Builder) -> NormedModule:
     """Return the tree of `share x + (1 - share) position`, where the position has sensitivity 0: it reads no input."""
     position = builder.atom("weight", sensitivity=0.0)
     return module.token_share * IDENTITY + (1 - module.token_share) * position

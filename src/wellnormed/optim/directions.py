@@ -25,7 +25,7 @@ class _OfMatrices(Direction):
 
 
 @dataclass(frozen=True)
-class SpectralClip(_OfMatrices):
+class ClippedOracle(_OfMatrices):
     """The momentum times a gain, with singular values capped at one unit of the norm (Spectral Clipping, section 4).
 
     It solves `max <k m, d> - |d|_F^2 / 2` over the unit ball for the gain `k`, so that directions of little gradient
@@ -38,7 +38,7 @@ class SpectralClip(_OfMatrices):
     Example:
         >>> import torch, wellnormed as wn
         >>> layer = torch.nn.Linear(4, 4, bias=False)
-        >>> clip = wn.optim.directions.SpectralClip(gain=100.0)
+        >>> clip = wn.optim.directions.ClippedOracle(gain=100.0)
         >>> wn.Scion(layer, lr=0.1, directions={"*": clip}).update_norm("weight") == wn.Scion(
         ...     layer, lr=0.1
         ... ).update_norm("weight")
@@ -49,7 +49,7 @@ class SpectralClip(_OfMatrices):
     same_at_any_rate: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require_numbers("SpectralClip: ", {"gain": self.gain}, POSITIVE, "100 is nearly the oracle")
+        require_numbers("ClippedOracle: ", {"gain": self.gain}, POSITIVE, "100 is nearly the oracle")
 
     def bound(self, norm: Norm) -> float:
         return norm.overshoot
@@ -95,7 +95,7 @@ class NorMuon(_OfMatrices):
         if not isinstance(self.inner, Direction) or self.inner.sees or self.inner.keeps:
             raise ValueError(
                 f"NorMuon: inner must be a Direction that sees the momentum alone and keeps nothing, got "
-                f"{self.inner!r}; pass one such as SpectralClip(100.0)"
+                f"{self.inner!r}; pass one such as ClippedOracle(100.0)"
             )
 
     @property
