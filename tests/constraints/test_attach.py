@@ -274,13 +274,20 @@ def test_numbers_that_are_not_finite_are_found_by_the_proof_of_16_bit_weights(mo
             held(torch.full((1, 4, 4), wrong), wn.Spectral(), 1.0, torch.bfloat16)
 
 
-def test_a_decay_that_rounding_loses_is_warned_of():
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"unconstrained": False},
+        {"weight_decay": 1.0},
+        {"recipe": "muon", "overrides": {"*": None}, "adamw": wn.optim.AdamWSettings(lr=1e-3, weight_decay=1.0)},
+    ],
+)
+def test_a_decay_that_rounding_loses_is_warned_of_by_name(settings):
     layer = nn.Linear(8, 8, bias=False, dtype=torch.bfloat16)
     layer.weight.grad = torch.ones_like(layer.weight)
-    optimizer = wn.Scion(layer, lr=1e-3, unconstrained=False)
-    with pytest.warns(
-        UserWarning, match="takes 0.001 of a weight in a step, which is less than half a rounding of bfloat16"
-    ) as told:
+    optimizer = wn.Scion(layer, lr=1e-3, **settings)
+    message = "takes 0.001 of a weight in a step, which is less than half a rounding of bfloat16: .* nothing in weight"
+    with pytest.warns(UserWarning, match=message) as told:
         optimizer.step()
     assert told[0].filename == __file__
     optimizer.step()  # once is enough

@@ -223,11 +223,31 @@ def test_settings_of_a_group_that_nothing_reads_are_refused(group, message):
 
 def test_groups_may_hold_what_schedulers_and_people_write_there():
     layer = nn.Linear(4, 4)
-    groups = [{"params": layer.parameters(), "name": "all", "lr_scale": 0.5, "initial_lr": 0.1}]
+    groups = [{"params": layer.parameters(), "name": "all", "initial_lr": 0.1}]
     assert wn.Scion(groups, norms=layer).param_groups[0]["name"] == "all"
     mixed = [{"params": layer.parameters(), "betas": (0.5, 0.9)}]
     groups = wn.Scion(mixed, norms=layer, overrides={"bias": None}, recipe="modular").param_groups
     assert groups[1]["betas"] == (0.5, 0.9)
+
+
+@pytest.mark.parametrize("own", [{}, {"lr": 0.1}])
+def test_the_scale_of_a_group_s_rate_reaches_its_norms_and_adamw_once(own):
+    """As timm's layer decay writes it, whose schedulers multiply by it once more where they find it."""
+    layer, settings = nn.Linear(4, 4), {"lr": 0.02, "overrides": {"bias": None}}
+    rates = [
+        [
+            g["lr"]
+            for g in wn.Scion([{"params": layer.parameters(), **own, **scale}], norms=layer, **settings).param_groups
+        ]
+        for scale in ({"lr_scale": 0.5}, {})
+    ]
+    assert rates[0] == [0.5 * rate for rate in rates[1]]
+    optimizer = wn.Scion(nn.ModuleList([nn.Linear(4, 4), layer.requires_grad_(False)]), lr=0.02)
+    optimizer.add_param_group({"params": layer.requires_grad_(True).parameters(), "lr_scale": 0.5})
+    assert optimizer.update_norm("1.weight") == 0.5 * optimizer.update_norm("0.weight")
+    assert all("lr_scale" not in group for group in optimizer.param_groups)
+    with pytest.raises(ValueError, match="lr_scale=-1 must"):
+        wn.Scion([{"params": layer.parameters(), "lr_scale": -1}], norms=layer)
 
 
 def test_a_state_of_many_steps_without_any_tensor_is_refused():

@@ -179,6 +179,28 @@ def test_low_rank_adapters_as_bare_parameters():
     assert got["embedding.lora_embedding_B.default"] == SPECTRAL
 
 
+@pytest.mark.parametrize(
+    ("path", "shape", "reason"),
+    [
+        ("lora_magnitude_vector.default.weight", (6,), "magnitudes of DoRA"),  # of a linear layer
+        ("lora_magnitude_vector.default.weight", (1, 4), "magnitudes of DoRA"),  # of a table
+        ("lora_magnitude_vector.default.weight", (1, 6, 1, 1), "magnitudes of DoRA"),  # of a convolution
+        ("lora_magnitude_vector.default", (6,), "magnitudes of DoRA"),  # of earlier releases
+        ("ia3_l.default", (6, 1), "IA3's factors"),
+        ("ia3_l.default", (1, 4), "IA3's factors"),  # on the inputs
+    ],
+)
+def test_what_peft_s_adapters_multiply_by_is_a_gain(path, shape, reason):
+    layer = nn.Linear(4, 6)
+    holder, parts = layer, path.split(".")
+    for part in parts[:-1]:
+        holder.add_module(part, type("DoraLinearLayer", (nn.Module,), {})())
+        holder = holder.get_submodule(part)
+    holder.register_parameter(parts[-1], nn.Parameter(torch.ones(shape)))
+    found = {a.name: a for a in wn.assign_norms(nn.Sequential(layer))}[f"0.{path}"]
+    assert (found.norm, found.reason) == (Gain(len(shape)), reason)
+
+
 @pytest.mark.parametrize("parametrize", [parametrizations.spectral_norm, parametrizations.orthogonal])
 def test_the_original_of_a_parametrized_weight_has_the_norm_of_that_weight(parametrize):
     model = nn.Sequential(parametrize(nn.Linear(4, 4)), nn.Linear(4, 2))

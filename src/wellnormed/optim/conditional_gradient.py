@@ -300,6 +300,7 @@ class ConditionalGradient(torch.optim.Optimizer):
                 loss = closure()
             self._index()
         self._admit()
+        self._warn_of_lost_decay()
         adamw = [AdamWStep.of(group, compiled) for group in self.param_groups if rule_of(group) is None]
         batches = list(self._batches(compiled))
         for work in (*adamw, *batches):
@@ -351,13 +352,19 @@ class ConditionalGradient(torch.optim.Optimizer):
         _, _, group, rule, norm, direction, radius = members[0]
         numbers = Numbers.of(group, rule, direction, norm, radius)
         parameters = [one.parameter for one in members]
-        self._warn_of_lost_decay(numbers.kept, parameters[0].dtype)
         gradients = [cast(Tensor, p.grad) for p in parameters]  # which have one
         return Part(parameters, gradients, group, rule, direction, numbers.as_tensors() if compiled else numbers)
 
-    def _warn_of_lost_decay(self, kept: Any, dtype: torch.dtype) -> None:
-        if kept is not None and dtype.itemsize < 4 and 0 < 1 - kept < torch.finfo(dtype).eps / 2:
-            self._warn_once("decay", validation.LOST_DECAY.format(1 - kept, str(dtype).removeprefix("torch.")))
+    def _warn_of_lost_decay(self) -> None:
+        for group in self.param_groups:
+            rule = rule_of(group)
+            share = float(group["lr"]) * group["weight_decay"] if rule is None else rule.decay(group)
+            short = [(n, p) for n, p in zip(group["param_names"], group["params"], strict=True) if p.dtype.itemsize < 4]
+            lost = [n for n, p in short if p.grad is not None and 0 < share < torch.finfo(p.dtype).eps / 2]
+            if lost:
+                dtype = str(short[0][1].dtype).removeprefix("torch.")
+                names = ", ".join(lost[:3]) + ", ..." * (len(lost) > 3)
+                self._warn_once(f"decay of {names}", validation.LOST_DECAY.format(share, dtype, names))
 
     def _warn_once(self, about: str, message: str) -> None:
         if about not in self._warned:

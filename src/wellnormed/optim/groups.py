@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from wellnormed._inputs import require_numbers
+from wellnormed._ranges import NOT_NEGATIVE
 from wellnormed.optim.fallback import AdamWSettings, refuse_lost_eps
 from wellnormed.optim.parts import Group, rule_of
 from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings
@@ -19,11 +20,11 @@ from wellnormed.routing.starting_radii import starting_radii
 Params = nn.Module | Assignment | Iterable[Any]
 """A model; an assignment; or parameters, named parameters, or groups of either, as every torch optimizer takes them."""
 
-_SETTINGS = {"params", "lr", *GROUP_DEFAULTS, *(each.name for each in fields(AdamWSettings))}
+_SETTINGS = {"params", "lr", "lr_scale", *GROUP_DEFAULTS, *(each.name for each in fields(AdamWSettings))}
 """What a group may say."""
 _KEYS = _SETTINGS | {
     "norm", "steps", "param_names", "vector_radii",  # of groups that an optimizer has made
-    "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "lr_scale",  # of schedulers
+    "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum",  # of schedulers
     "name",
 }  # fmt: skip
 """What a group may hold."""
@@ -106,7 +107,8 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
     Where the recipe leaves it to the start, the group holds it under `vector_radii`, by name: as a group of its own for
     every size, the vectors of a resumed run, which finds other weights, would not fit the groups that were saved.
     AdamW's settings are those of the pattern in `adamw` that names the parameter, else its defaults.
-    A group's own `lr` multiplies AdamW's by as much as it differs from `lr`, so that layer-wise rates reach both.
+    A group's own `lr` multiplies AdamW's by as much as it differs from `lr`, so that layer-wise rates reach both. Its
+    `lr_scale` is a factor on both, and is not kept, since the schedulers of timm, which write it, would apply it again.
     """
     lr_factors, radii = settings.get("lr_factors") or {}, settings.get("radii") or {}
     adamw = settings.get("adamw") or {}
@@ -123,6 +125,10 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
     result = []
     for group in groups:
         require_numbers("in a group, ", {"lr": group.get("lr", lr)}, tensor=True)
+        if "lr_scale" in group:
+            require_numbers("in a group, ", {"lr_scale": group["lr_scale"]}, NOT_NEGATIVE)
+            rate = group.get("lr", lr) * group["lr_scale"]
+            group = {**{key: value for key, value in group.items() if key != "lr_scale"}, "lr": rate}
         if of_all := sorted(group.keys() & EngineSettings.__annotations__.keys() - _KEYS):
             raise ValueError(
                 f"a group has {of_all[0]!r}, which is of the whole optimizer; pass it beside the groups. "

@@ -30,8 +30,8 @@ NO_GRADIENTS = (
     "the loss does not depend on these parameters (another copy of the model?)"
 )
 LOST_DECAY = (
-    "weight_decay takes {:.2g} of a weight in a step, which is less than half a rounding of {}: it changes nothing and "
-    "bounds no norm; keep the weights in float32, raise the learning rate, or cap them by wellnormed.constrain"
+    "weight_decay takes {:.2g} of a weight in a step, which is less than half a rounding of {}: it changes nothing in "
+    "{} and bounds no norm; keep the weights in float32, raise the learning rate, or cap them by wellnormed.constrain"
 )
 
 RAISED = 10.0

@@ -31,6 +31,8 @@ _TOKENS = re.compile(
     r"((token|(^|_)pos(ition(al)?)?_?(emb|embed|embeddings?)|class_embedding|^A_log)s?|^w?pe|^pos|rel_pos_[thw]"
     r"|_bias_[uv]|scale_shift_table|modulation)$"
 )
+_FACTORS = {"lora_magnitude_vector": "magnitudes of DoRA", "ia3_l": "IA3's factors"}
+"""Parts of the names that `peft` gives to what multiplies the outputs or inputs of a layer."""
 _ADAPTED = re.compile(r"\.(base_layer|original_module|modules_to_save\.[^.]+)$")  # where `peft` puts a module
 _HEADS = re.compile(
     r"(.*_)?(heads?|classifier|fc|logits|scores?|(un)?embed(ding)?_?out|unembed(ding)?|decoder|outputs?|out|readout)"
@@ -123,7 +125,9 @@ class Roles:
     def role(self, name: str, shape: Sequence[int]) -> Role | None:
         """The role of a parameter; None if nothing here knows it."""
         module, leaf = self.layer_of(name)
-        if len(shape) == 2 and (factor := _adapter(name)):  # as `peft` and `loralib` name them
+        if factors := [layer for part, layer in _FACTORS.items() if part in name.split(".")]:
+            role = Role("gain", factors[0])
+        elif len(shape) == 2 and (factor := _adapter(name)):  # as `peft` and `loralib` name them
             of_table = "embedding" in factor
             kind: Kind = "one-hot columns" if factor == "lora_embedding_A" else "matrix"
             role = Role(
