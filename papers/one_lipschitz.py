@@ -8,6 +8,8 @@ of pixels, which the optimizer keeps orthogonal, shifts between them, and beta-A
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,7 @@ from torch.nn.utils import parametrize
 
 import wellnormed as wn
 from wellnormed.constraints import Constraint, Constraints
+from wellnormed.constraints.base import State
 from wellnormed.norms import Norm
 
 BIASES = 0.1
@@ -36,7 +39,25 @@ class BetaAbs(nn.Module):
         self.slopes[: channels // 2] = -1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.prelu(x, self.slopes)
+        return _Reflected.apply(x) if x.requires_grad else F.prelu(x, self.slopes)
+
+
+class _Reflected(torch.autograd.Function):
+    """`BetaAbs` without the gradient of its slopes, which takes most of the time of torch's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        y = x.clone()
+        y[:, : x.shape[1] // 2].abs_()
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyrefly: ignore
+        (x,) = ctx.saved_tensors
+        half, gradient = x.shape[1] // 2, gradient.clone()
+        gradient[:, :half].mul_(x[:, :half].sign())
+        return gradient
 
 
 class Shift(nn.Module):
@@ -116,8 +137,39 @@ def attending(shape: Sequence[int], width: int, hidden: Sequence[int]) -> nn.Seq
     return _with_linear_layers([first, BetaAbs(width), Attention(width), nn.Flatten()], 4 * width, hidden)
 
 
-def optimizer_of(model: nn.Sequential, lr: float) -> tuple[wn.Scion, Constraints]:
-    """Spectral steps, after each of which every map is orthogonal again, and no row of the last one longer than 1."""
+@dataclass(frozen=True)
+class NearlyOrthogonal(Constraint):
+    """All singular values stay near `cap` as by `Orthogonal`, with products in bfloat16: within 0.2%, and unproved.
+
+    They are for training alone: `Orthogonal`, attached afterwards, brings them to the cap and proves it.
+    """
+
+    cap: float
+
+    def project(self, weights: Tensor, norm: Norm) -> Tensor:
+        """As `Orthogonal`."""
+        return wn.constraints.Orthogonal(self.cap).project(weights, norm)
+
+    def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
+        """One Newton-Schulz step, whose rounding is a share of the change."""
+        return norm.on_slices(weights, lambda slices, unit: _newton_schulz_step(slices, self.cap * unit)), state
+
+
+def _newton_schulz_step(x: Tensor, size: float) -> Tensor:
+    """Singular values `s` of `(*batch, m, n)` become `s (3 - (s / size)^2) / 2`."""
+    if x.shape[-2] > x.shape[-1]:
+        return _newton_schulz_step(x.mT, size).mT
+    unit = (x / size).bfloat16()
+    missing = torch.eye(x.shape[-2], device=x.device) - unit @ unit.mT
+    return x.add(missing.bfloat16() @ unit, alpha=size / 2)
+
+
+def optimizer_of(model: nn.Sequential, lr: float, proved: bool = True) -> tuple[wn.Scion, Constraints]:
+    """Spectral steps, after each of which every map is orthogonal again, and no row of the last one longer than 1.
+
+    That is not `proved` of maps with products in bfloat16, until they are given to this function again.
+    """
+    orthogonal = wn.constraints.Orthogonal if proved else NearlyOrthogonal
     norms: dict[str, Norm] = {}
     radii: dict[str, float] = {}
     constraints: dict[str, Constraint] = {}
@@ -126,11 +178,11 @@ def optimizer_of(model: nn.Sequential, lr: float) -> tuple[wn.Scion, Constraints
         match layer:
             case nn.Conv2d():  # the norm of a kernel with K positions is K times its matrix's largest singular value
                 norm: Norm = wn.norms.SpectralConv(2, "patches", inner=wn.Spectral(units="l2"))
-                constraint: Constraint = wn.constraints.Orthogonal(radius := float(math.prod(layer.kernel_size)))
+                constraint: Constraint = orthogonal(radius := float(math.prod(layer.kernel_size)))
             case nn.Linear() if layer is last:
                 norm, constraint = wn.norms.RowNorm(), wn.ColumnCap(radius := math.sqrt(layer.in_features))
             case nn.Linear():
-                norm, constraint = wn.Spectral(units="l2"), wn.constraints.Orthogonal(radius := 1.0)
+                norm, constraint = wn.Spectral(units="l2"), orthogonal(radius := 1.0)
             case _:
                 continue
         weight = f"{name}.weight"
