@@ -20,7 +20,7 @@ from wellnormed.models import GPT, GPTConfig, PotentialConfig, PotentialGPT, exp
 from wellnormed.models.exporting import certified
 from wellnormed.models.files import config_sha256
 from wellnormed.nn import Scale
-from wellnormed.proof import CheckError, check_folder
+from wellnormed.proof import CheckError, check
 from wellnormed.routing import assign_norms
 
 TOLERANCE = 1e-6
@@ -123,7 +123,7 @@ def test_the_certificate_is_of_the_program(case):
     assert certificate.lipschitz.exact == before.lipschitz.exact
     assert certificate.each_sample
     assert before.each_sample
-    assert check_folder(folder).claims
+    assert check(folder).claims
     assert any(row.name.startswith("layers.") for row in certificate.layers) or not isinstance(model, GPT)
 
 
@@ -182,7 +182,7 @@ def test_a_changed_byte_is_found(exported, tmp_path):
     for name in ("weights.safetensors", "model.safetensors"):  # in one file alone, and then in both
         save_file({key: 2 * tensor for key, tensor in load_file(folder / name).items()}, folder / name)
         with pytest.raises(CheckError, match=r"another tensor than elsewhere|is not the certified tensor"):
-            check_folder(folder)
+            check(folder)
 
 
 def test_the_config_is_tied_to_the_weights_and_the_certificate(exported, tmp_path):
@@ -286,7 +286,7 @@ def test_keywords_stay_keywords_and_one_result_is_chosen(tmp_path):
     program = torch.export.load(folder / "batched.pt2").module()
     inputs = {"first": torch.randn(5, 4), "second": torch.randn(5, 6)}
     require_close(program(**inputs), model(**inputs, loud=True)["logits"])
-    assert check_folder(folder).claims
+    assert check(folder).claims
 
 
 def test_a_model_of_one_batch_is_a_program_of_one_batch(tmp_path):

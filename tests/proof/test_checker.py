@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from tests.proof.documents import document_of
 from tests.proof.models import NAMES, constraints_of, small
-from wellnormed.proof import CheckError, check, check_folder
+from wellnormed.proof import CheckError, check
 from wellnormed.proof.moves import MOVES
 from wellnormed.proof.rules import RULES
 
@@ -268,16 +268,16 @@ def test_damaged_files_end_in_a_sentence(tmp_path: Any) -> None:
     ):
         (tmp_path / "certificate.json").write_bytes(content)
         with pytest.raises(CheckError):
-            check_folder(tmp_path)
+            check(tmp_path)
     (tmp_path / "certificate.json").write_bytes(good)
-    check_folder(tmp_path)
+    check(tmp_path)
     for content in (b"", weights[:-1], weights + b"0", b"\xff" * 20, weights[:8] + b"[" + weights[9:]):
         (tmp_path / "weights.safetensors").write_bytes(content)
         with pytest.raises(CheckError):
-            check_folder(tmp_path)
+            check(tmp_path)
     (tmp_path / "weights.safetensors").write_bytes(weights)
     save_file(other, tmp_path / "other.safetensors")
     with pytest.raises(CheckError, match="another tensor"):
-        check_folder(tmp_path)
+        check(tmp_path)
     with pytest.raises(CheckError, match="cannot be read"):
-        check_folder(tmp_path / "nowhere")
+        check(tmp_path / "nowhere")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wellnormed.proof import CheckError, Proof, Row, check_folder
+from wellnormed.proof import CheckError, Proof, Row, check
 from wellnormed.proof.files import read_safetensors
 from wellnormed.proof.lipsdp import Network
 from wellnormed.proof.promises import Parts, Promise
@@ -238,7 +238,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path, kind: str) -> None:
         (tmp_path / "certificate.json").write_text("{}")
     FOLDERS[kind](tmp_path)
     with pytest.raises(CheckError, match=r"no regular file|more than|cannot be read"):
-        check_folder(tmp_path)
+        check(tmp_path)
     for path in tmp_path.glob("*.safetensors"):
         with pytest.raises(CheckError, match=r"no regular file|cannot be read"):
             read_safetensors(path)

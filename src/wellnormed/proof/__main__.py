@@ -5,7 +5,7 @@
 
 import sys
 
-from wellnormed.proof import CheckError, check_folder
+from wellnormed.proof import CheckError, check
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -15,7 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("usage: wellnormed-proof FOLDER", file=sys.stderr)
         return 2
     try:
-        print(check_folder(arguments[0]))
+        print(check(arguments[0]))
     except CheckError as error:
         print(f"not proved: {error}", file=sys.stderr)
         return 1

@@ -75,41 +75,37 @@ class Report:
         return "\n".join(lines)
 
 
-def check_folder(folder: str | os.PathLike[str]) -> Report:
-    """Prove `certificate.json` with the tensors of all safetensors files of a folder.
-
-    Raises:
-        CheckError: A file is not intact, or the certificate is not proved.
-    """
-    return check(*files.read_folder(Path(folder)))
-
-
-def check(document: Any, tensors: Mapping[str, Any]) -> Report:
+def check(certificate: Any, tensors: Mapping[str, Any] | None = None) -> Report:
     """Prove a certificate.
 
     Args:
-        document: The parsed JSON of its file.
-        tensors: Name -> NumPy array (or `files.Stored`) of every tensor that the rows name.
+        certificate: The path of a folder, whose `certificate.json` is proved with the tensors of all its safetensors
+            files; or the parsed JSON of such a file.
+        tensors: With JSON, name -> NumPy array (or `files.Stored`) of every tensor that the rows name.
 
     Raises:
-        CheckError: The certificate is not proved; the message names the part that failed, and the reason.
+        CheckError: The certificate is not proved, or a file is not intact; the message names the part that failed, and
+            the reason.
     """
+    if isinstance(certificate, str | os.PathLike):
+        require(tensors is None, "a folder has its tensors; pass it alone, or the parsed JSON and tensors")
+        return check(*files.read_folder(Path(certificate)))
     where = ""
     try:
-        certificate, proof = read(Document, document, "the certificate"), Proof(dict(tensors))
-        for name, digest in [*certificate.tensors.items(), *certificate.computed.items()]:
+        document, proof = read(Document, certificate, "the certificate"), Proof(tensors)
+        for name, digest in [*document.tensors.items(), *document.computed.items()]:
             require(name in proof.stored, f"there is no stored tensor {name!r}")
             same = proof.stored[name].digest == digest
             require(same, f"{word(name)} is not the certified tensor: its SHA-256 differs")
-        for promise in certificate.promises:
+        for promise in document.promises:
             proof.promise(read(Promise, promise, "the promise"))
-        for number, content in enumerate(certificate.rows):
+        for number, content in enumerate(document.rows):
             where = f"row {number}: "
             row = read_row(content)
             where = f"row {number} ({word(row.name)}, {word(row.operation)}): "
             proof.add(row)
         where = ""
-        return conclude(certificate, proof)
+        return conclude(document, proof)
     except _OTHER_ERRORS as error:
         raise CheckError(f"{where}{error or type(error).__name__}") from error
 
