@@ -92,6 +92,12 @@ def test_bad_values_are_answered_with_the_name_of_the_option(options, answer, re
     assert "tyro" not in shown
 
 
+@pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/b", "a/", "..", ".", "", "a\nb", "a\0b", "\x1b[2J"])
+def test_a_name_that_leads_out_of_runs_is_refused(name, place, refused):
+    assert "must be the name of one folder in runs/" in refused("train", "--name", name, *TINY)
+    assert not (place / "runs").exists()
+
+
 def test_every_command_on_run_and_exported_model(place, capsys, refused):
     assert main(["train", "--source", "text.txt", "--name", "a", *TINY]) == 0
     assert "validation loss" in capsys.readouterr().out

@@ -321,7 +321,9 @@ def chosen(option: str, names: Iterable[str], arguments: Sequence[str]) -> str:
 
 
 def new_folder(name: str | None, kind: str) -> Path:
-    """The folder of a new run, refused before torch is imported if it cannot be one."""
+    """The folder of a new run inside `runs`, refused before torch is imported if it cannot be one."""
+    if name is not None and not (name and name.isprintable() and Path(name).name == name and name != ".."):
+        raise ValueError(f"--name {name!r} must be the name of one folder in runs/, without slashes and line breaks")
     base = f"{date.today():%Y-%m-%d}-{kind}"
     names = chain([base], (f"{base}-{number}" for number in count(2)))
     folder = Path("runs", name or next(each for each in names if not Path("runs", each).exists()))
