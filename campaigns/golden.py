@@ -112,7 +112,7 @@ def constrained() -> dict[str, tuple[Callable[[], Any], str]]:
         "Hammer": (lambda: c.Hammer(1.2), matrices),
         "Orthogonal": (lambda: c.Orthogonal(1.2), matrices),
         "Sphere": (lambda: c.Sphere(1.2), matrices),
-        "NormSphere": (lambda: c.FixedNorm(), matrices),
+        "FixedNorm": (lambda: c.FixedNorm(), matrices),
         "ColumnCap": (lambda: c.ColumnCap(1.2), "table.weight"),
         "EntryCap": (lambda: c.EntryCap(1.2), "norm.weight"),
         "QKClip": (lambda: c.QKClip(), matrices),

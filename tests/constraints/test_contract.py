@@ -34,6 +34,7 @@ CASES = {
     "Stiefel, nearly exact": Case(c.Stiefel(1.2, "polar-express-8")),
     "Stiefel, exact": Case(c.Stiefel(1.2, method="svd")),
     "ClippedWeightDecay": Case(c.ClippedWeightDecay(0.9, 0.25), promises_any=False),
+    "ClippedWeightDecay, before": Case(c.ClippedWeightDecay(0.9, 0.25, before=True), promises_any=False),
     "ClippedWeightDecay, whole": Case(c.ClippedWeightDecay(0.9, 1.0)),
     "Hammer": Case(c.Hammer(1.2), promises=False, promises_any=False),
     "Hammer, as published": Case(c.Hammer(1.2, as_published=True), promises=False, promises_any=False),

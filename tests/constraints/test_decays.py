@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -6,12 +8,12 @@ import wellnormed as wn
 from wellnormed.constraints import ClippedWeightDecay
 
 
-def attached(lr, upper=1.0, decay=0.25, size=(6, 9), start=None):
+def attached(lr, upper=1.0, decay=0.25, size=(6, 9), start=None, before=False):
     model = nn.Linear(*size, bias=False)
     if start is not None:
         model.weight.data.mul_(start / wn.Spectral().norm(model.weight.detach()))
     optimizer = wn.Scion(wn.assign_norms(model), lr=lr, momentum=0.0)
-    return model.weight, optimizer, wn.constrain(optimizer, {"weight": ClippedWeightDecay(upper, decay)})
+    return model.weight, optimizer, wn.constrain(optimizer, {"weight": ClippedWeightDecay(upper, decay, before)})
 
 
 def push_outward(weight, optimizer, steps):
@@ -21,15 +23,28 @@ def push_outward(weight, optimizer, steps):
         optimizer.step()
 
 
+@pytest.mark.parametrize(("before", "order"), [(False, "step-then-project"), (True, "project-then-step")])
 @pytest.mark.parametrize("start", [0.1, 8.0])
-def test_the_promise_tends_to_the_equilibrium_from_any_start(start):
-    weight, optimizer, constraints = attached(lr=0.2, start=start)
+def test_the_promise_tends_to_the_equilibrium_from_any_start(start, before, order):
+    weight, optimizer, constraints = attached(lr=0.2, start=start, before=before)
     assert constraints.promised()["weight"] == pytest.approx(start, rel=1e-6)  # proved, not projected
     push_outward(weight, optimizer, 80)
-    held = wn.matrix.clipped_weight_decay_equilibrium(1.0, 0.25, optimizer.update_norm("weight"))
+    held = wn.matrix.clipped_weight_decay_equilibrium(1.0, 0.25, optimizer.update_norm("weight"), order)
     assert constraints.promised()["weight"] == pytest.approx(held, rel=1e-4)
     # the oracle reaches its overshoot at some singular values only
     assert 0.8 < constraints.proved_ratios()["weight"] <= 1
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_decay_acts_after_the_step_or_before_it(before):
+    """SC 3.4 has both orders; the gradient is of the weight before either."""
+    weight, optimizer, _ = attached(lr=0.3, upper=0.5, start=2.0, before=before)
+    start, weight.grad = weight.detach().clone(), torch.ones_like(weight)
+    decayed = partial(wn.matrix.spectral_clipped_weight_decay, upper=0.5 * (9 / 6) ** 0.5, decay=0.25)
+    step = 0.3 * next(iter(optimizer.assignment)).norm.dualize(weight.grad)
+    optimizer.step()
+    expected = decayed(start) - step if before else decayed(start - step)
+    torch.testing.assert_close(weight.detach(), expected)
 
 
 def test_the_promise_sinks_to_the_threshold_with_the_learning_rate():

@@ -228,11 +228,19 @@ def test_clip_at_every_scale(shape, exponent, bounds, seed):
     assert norm(again).amax() <= 2 * PROMISE * upper / scale
 
 
+@pytest.mark.parametrize("lower", [-1.0, 0, -math.inf, torch.tensor([[-2.0], [0.0]])])
+def test_a_floor_below_zero_is_none_as_in_the_listings_of_the_paper(lower):
+    """SC's `alpha=-1, beta=1` are the defaults."""
+    w = 3 * torch.randn(2, 1, 5, 4, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(spectral_clip(w, lower, 1.0), spectral_hardcap(w, 1.0))
+    assert torch.equal(spectral_clip(w), spectral_hardcap(w, 1.0))
+    assert torch.equal(spectral_relu(w, lower), w)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda w: spectral_clip(w, 2.0, 1.0), "between 0 and upper=1"),
-        (lambda w: spectral_clip(w, -1.0, 1.0), "lower=-1"),
+        (lambda w: spectral_clip(w, 2.0, 1.0), "at most upper=1"),
         (lambda w: spectral_relu(w, float("inf")), "lower=inf"),
         (lambda w: spectral_relu(w, float("nan")), "lower=nan"),
         (lambda w: spectral_clipped_weight_decay(w, 1.0, 1.5), "decay=1.5"),

@@ -4,6 +4,7 @@ import random
 import signal
 import time
 from dataclasses import replace
+from typing import get_args
 from unittest import mock
 
 import pytest
@@ -18,7 +19,7 @@ from wellnormed.models import GPT, load
 from wellnormed.models.parts import sha256_of
 from wellnormed.norms import spectral
 from wellnormed.train import RunFolder, loop, resume, sample, train
-from wellnormed.train.config import TrainConfig
+from wellnormed.train.config import Caps, ConstraintName, TrainConfig, WaitingName
 from wellnormed.train.finish import evaluated
 from wellnormed.train.language import LanguageTask
 from wellnormed.train.optimizer import weight_constraints, weight_roles
@@ -114,6 +115,21 @@ def test_a_norm_above_its_cap_is_an_error(tiny):
     task.model.head.weight.data.fill_(9.0)
     with pytest.raises(ValueError, match=r"'head.weight' may be"):
         task.require_caps()
+
+
+@pytest.mark.parametrize("tiny", ["gpt"], indirect=True)  # the other has constraints of its own
+@pytest.mark.parametrize("constraint", get_args(ConstraintName))  # of which two promise nothing of a matrix
+def test_every_constraint_holds_after_every_step(tiny, constraint):
+    caps = Caps(*[0.1] * 7) if constraint == "spectral-weight-decay" else tiny.caps
+    task = task_of(replace(tiny, constraint=constraint, caps=caps, learning_rate=0.2))
+    for _ in range(6):
+        task.advance()
+        assert task.require_caps() <= 1
+    promised = sum(name.endswith("weight") for name in task.constraints.promised())
+    assert (promised > 2) == (constraint not in ("spectral-weight-decay", "hammer"))
+    if constraint not in get_args(WaitingName):
+        with pytest.raises(ValueError, match="every=8 must be 1"):
+            replace(tiny, constraint=constraint, every=8)
 
 
 def test_a_learning_rate_beyond_the_constraint_is_refused_before_a_folder_exists(tiny, tmp_path):

@@ -74,6 +74,15 @@ class Constraint(ABC):
         """What the constraint remembers of each projected weight of a batch at the start; nothing by default."""
         return {}
 
+    @property
+    def acts_before(self) -> bool:
+        """Whether `before_step` has something to do."""
+        return False
+
+    def before_step(self, weights: Tensor, norm: Norm, state: State) -> tuple[Tensor, State]:
+        """The weights of a batch and their state as a step begins with them, once its gradients are known."""
+        return weights, state
+
     @abstractmethod
     def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         """The constrained weights of a batch `(*batch, *shape)` after a step, and their new state, of the same keys.

@@ -1,14 +1,14 @@
 """Decays that hold a norm by balance with steps of known length; `matrix.equilibrium` has the theory."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 import wellnormed.matrix as matrix
-from wellnormed._inputs import require_numbers
+from wellnormed._inputs import require_flags, require_numbers
 from wellnormed.constraints.base import SLACK, SpectralConstraint, State
 from wellnormed.constraints.caps import Cap
 from wellnormed.norms import Norm
@@ -56,16 +56,24 @@ class ClippedWeightDecay(SpectralConstraint):
     Args:
         upper: Norm above which the decay acts, in units of the weight's norm.
         decay: Fraction of the excess removed by every step, in (0, 1].
+        before: Decay before the step, with its gradients known, and not after it; the bound is then one decay larger.
+            With `decay` the learning rate times a constant, it does not depend on the rate (SC's decoupled form).
     """
 
     uses_update_norm: ClassVar[bool] = True
 
     upper: float
     decay: float
+    before: bool = False
+
+    @property
+    def acts_before(self) -> bool:
+        return self.before
 
     def __post_init__(self) -> None:
         self._require_positive(upper=self.upper)
         require_numbers("ClippedWeightDecay: ", {"decay": self.decay})
+        require_flags("ClippedWeightDecay: ", {"before": self.before})
         if not 0 < self.decay <= 1:
             raise ValueError(f"ClippedWeightDecay: decay={self.decay} must lie in (0, 1]; it is a fraction of a step")
 
@@ -76,12 +84,17 @@ class ClippedWeightDecay(SpectralConstraint):
     def _initial_state(self, slices: Tensor, bound: Tensor) -> State:
         return {"bound": bound.clamp(min=torch.finfo(bound.dtype).tiny)}  # weights of 0 begin at something to divide by
 
+    def before_step(self, weights: Tensor, norm: Norm, state: State) -> tuple[Tensor, State]:
+        return replace(self, before=False).apply(weights, norm, 0.0, state)
+
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
-        grown = state["bound"] + (math.inf if update_norm is None else update_norm * (1 + SLACK))
-        bound = grown.clamp(max=self.upper)
-        if self.decay < 1:
-            bound = bound + (1 - self.decay) * (grown - self.upper).clamp(min=0)
+        bound = grown = state["bound"] + (math.inf if update_norm is None else update_norm * (1 + SLACK))
         # The clip's own error, and rounding of every entry, which moves the norm by that share of the Frobenius norm.
-        rounding = SLACK + 2 * torch.finfo(slices.dtype).eps * math.sqrt(min(slices.shape[-2:]))
-        decayed = matrix.spectral_clipped_weight_decay(slices, self.upper * unit, self.decay)
-        return decayed, {"bound": bound * (1 + rounding)}
+        rounding = 2 * torch.finfo(slices.dtype).eps * math.sqrt(min(slices.shape[-2:]))
+        if not self.before:
+            slices = matrix.spectral_clipped_weight_decay(slices, self.upper * unit, self.decay)
+            rounding += SLACK
+            bound = grown.clamp(max=self.upper)
+            if self.decay < 1:
+                bound = bound + (1 - self.decay) * (grown - self.upper).clamp(min=0)
+        return slices, {"bound": bound * (1 + rounding)}

@@ -54,6 +54,12 @@ def apply(moved: Sequence[Constrained], steps: Bounds, placement: Placement) -> 
         raise
 
 
+@torch.no_grad()
+def begin_step(moved: Sequence[Constrained], placement: Placement) -> None:
+    """Have constraints act on weights that a step will move."""
+    _write([[c] for c in moved], lambda c, weights, state: c.own.before_step(weights, c.norm, state), placement)
+
+
 def project(constrained: Sequence[Constrained], placement: Placement, prove: bool = True) -> None:
     """Bring weights where training may start, and remember them as they are then."""
     for c in constrained:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from wellnormed._batching import in_batches
 from wellnormed._inputs import require_flags
-from wellnormed.constraints.base import SLACK, TARGET, Constraint, State, scaled
+from wellnormed.constraints.base import SLACK, TARGET, Constraint, State
 from wellnormed.constraints.caps import Cap
 from wellnormed.matrix import msign, overshoot, stiefel_project
 from wellnormed.matrix._symmetric import symmetric_product, times_symmetric
@@ -116,8 +116,9 @@ _LARGEST_FACTOR = 1e30
 class Sphere(Cap):
     """After every step a weight is scaled to `cap`, in its own norm, and provably not above it.
 
+    Where the norm is the largest of vectors, as `ColNorm` of an embedding, every vector is scaled (LT appendix F).
     Unlike `FixedNorm`, which keeps the norm that a weight started with and proves nothing, it says which norm that is.
-    A weight of zero stays zero.
+    What is zero stays zero.
 
     Example:
         >>> import torch, wellnormed as wn
@@ -137,9 +138,9 @@ class Sphere(Cap):
         return self._after_step(weights, norm, None)
 
     def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        proved = norm.bound_on_device(weights)
-        factors = (self._work(None)[0] / proved).clamp(max=_LARGEST_FACTOR)
-        return scaled(weights, factors, norm).to(weights.dtype)
+        wide = weights.double()
+        factors = (self._work(None)[0] / norm.group_norms(wide)).clamp(max=_LARGEST_FACTOR)
+        return (wide * factors.to(wide.device)).to(weights.dtype)
 
 
 @dataclass(frozen=True)

@@ -276,6 +276,10 @@ class Constraints:
             doubted = [c for c in self._constrained if changes[c.name] == DOUBTED]
             enforcing.restore(doubted, self._proved(doubted), self._placement)
             self._remember()
+        begun = self._stepping - self._still
+        if early := [c for c in self._constrained if c.constraint.acts_before and c.name in begun]:
+            enforcing.begin_step(early, self._placement)
+            self._remember()
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         """Have constraints act on what has moved: with a gradient before the step or after it, or as torch counts.

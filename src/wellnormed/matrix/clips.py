@@ -28,7 +28,9 @@ from wellnormed.matrix._spectral_function import Clip, differentiable
 METHODS = ("auto", "gram", "products")
 
 
-def spectral_clip(w: Matrices, lower: float | Tensor, upper: float | Tensor, method: str = "auto") -> Matrices:
+def spectral_clip(
+    w: Matrices, lower: float | Tensor = -1.0, upper: float | Tensor = 1.0, method: str = "auto"
+) -> Matrices:
     """Clip every nonzero singular value to `[lower, upper]` (SC definition 1).
 
     The other functions here are settings of this one, and what is said of results and gradients holds for them too. The
@@ -36,8 +38,8 @@ def spectral_clip(w: Matrices, lower: float | Tensor, upper: float | Tensor, met
 
     Args:
         w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
-        lower: Least singular value, at least 0, a number or one per matrix. Zero singular values have no
-            directions to be raised in and stay zero.
+        lower: Least singular value, a number or one per matrix; below 0 it is 0, since no singular value is negative.
+            Zero singular values have no directions to be raised in and stay zero.
         upper: Largest singular value, positive, `inf` for none, a number or one per matrix.
         method: "gram", through the smaller Gram matrix, in float32 where a check finds that accurate, else in float64
             or by an SVD; or "products", by matrix products alone where no floor is asked for and the norm is at most
@@ -133,7 +135,7 @@ def _clipped(
             f"method={method!r} is not one of {', '.join(METHODS)}; other published ones are in the repository's "
             "papers/published_matrix.py"
         )
-    bounds = as_bound(lower, w, "lower"), as_bound(upper, w, "upper"), as_bound(decay, w, "decay")
+    bounds = as_bound(lower, w, "lower").clamp(min=0), as_bound(upper, w, "upper"), as_bound(decay, w, "decay")
     if method == "auto":
         method = "gram" if w.device.type == "cpu" else "products"
     raises = isinstance(lower, Tensor) or lower > 0  # by its number alone, so that nothing looks at a tensor
@@ -142,10 +144,10 @@ def _clipped(
     def compute(w: Tensor, *bounds: Tensor) -> Tensor:
         least, most, share = map(to_check, (lower, upper, decay), bounds)
         check_positive(most, "upper")
-        if fails((least >= 0) & (least <= most) & least.isfinite()):
+        if fails((least <= most) & (least < math.inf)):
             raise ValueError(
-                f"lower={shown(least)} must be finite and lie between 0 and upper={shown(most)}; "
-                "no singular value is at least one and at most the other"
+                f"lower={shown(least)} must be finite and at most upper={shown(most)}; no singular value is at least "
+                "one and at most the other"
             )
         check_share(share, "decay", "the excess")
         return clip(w, *bounds) if w.numel() else w.clone()

@@ -91,6 +91,11 @@ class Norm(ABC):
         """A proved bound on `norm(weight)` as `upper_bound`, but on the weight's device; at most 1e-4 larger there."""
         return self.upper_bound(weight)
 
+    def group_norms(self, weight: Tensor) -> Tensor:
+        """A bound on the norm of every group that is measured alone, with the dimensions of the weight; one group."""
+        bound = self.bound_on_device(weight)
+        return bound.reshape(bound.shape + (1,) * self.ndim)
+
     def within(self, weight: Tensor, bound: float | Tensor) -> Tensor:
         """Whether `norm(weight) <= bound` is proved, `(*batch,)`; where it can be, without computing the norm.
 

@@ -12,7 +12,9 @@ import tyro
 from wellnormed._ranges import KEPT, NOT_NEGATIVE, PART, POSITIVE, SHARE, Range
 from wellnormed.models.config import GPTConfig, ModelConfig, PotentialConfig
 
-ConstraintName = Literal["soft-cap", "hard-cap", "spectral-normalize"]
+WaitingName = Literal["soft-cap", "hard-cap", "spectral-normalize"]
+ConstraintName = Literal[WaitingName, "stiefel", "weight-decay", "spectral-weight-decay", "hammer"]
+"""The methods of LT 3.1, those first that hold a cap without acting after every step."""
 Schedule = Literal["linear", "cooldown", "cosine", "none"]
 CHARACTERS, BYTES = "characters", "shakespeare"
 """The names of data that are not a folder of shards."""
@@ -62,7 +64,8 @@ class TrainConfig:
     caps: Caps = field(default_factory=Caps)
     """Largest norms of a `gpt` by role; embedding vectors are always kept at RMS at most 1."""
     constraint: ConstraintName | Literal["none"] = "soft-cap"
-    """The constraint that keeps the matrices of a `gpt` below their caps after every step. A `gpt` is what the presets
+    """The constraint that keeps the matrices of a `gpt` below their caps after every step; hammer does not always, and
+    for spectral-weight-decay the caps are shares that the largest singular value loses. A `gpt` is what the presets
     caps and paper and the variant lipschitz train; other models have none."""
     every: int = 1
     """Steps from one application of a cap to the next; caps hold in between."""
@@ -146,6 +149,8 @@ class TrainConfig:
             yield name, self.model.width % values[name] == 0, f"divide the model's width, {self.model.width}"
         names = (*get_args(ConstraintName), "none")
         yield "constraint", self.constraint in names, f"be one of {', '.join(names)}"
+        waits = (*get_args(WaitingName), "none")
+        yield "every", self.every == 1 or self.constraint in waits, f"be 1 with {self.constraint}, which cannot wait"
         yield from self._of_architectures()
         yield "micro_batch", self.micro_batch is None or self.micro_batch <= self.batch, "be at most the batch"
         least = self.model.length + 1

@@ -1,6 +1,7 @@
 """The optimizer of a run, and which constraint and which learning rate every weight gets."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,10 @@ CONSTRAINTS: dict[str, Callable[..., Constraint]] = {
     "soft-cap": constraints.SoftCap,
     "hard-cap": constraints.HardCap,
     "spectral-normalize": constraints.SpectralNormalize,
+    "stiefel": constraints.Stiefel,
+    "weight-decay": constraints.WeightDecay,
+    "spectral-weight-decay": constraints.SpectralWeightDecay,
+    "hammer": partial(constraints.Hammer, as_published=True),
 }
 GAIN_RATE = 0.3
 """Factor on the learning rate of the gains of a `potential` model's averages."""
@@ -50,9 +55,9 @@ def weight_constraints(model: Model, config: TrainConfig) -> dict[str, Constrain
         return own | {"head.weight": constraints.HardCap(config.head_cap)}
     assert isinstance(model, GPT)
     assert config.constraint != "none"
-    constraint = CONSTRAINTS[config.constraint]
+    constraint = partial(CONSTRAINTS[config.constraint], **({"every": config.every} if config.every > 1 else {}))
     roles = {name: role for name, role in weight_roles(model).items() if name not in own}
-    return own | {name: constraint(getattr(config.caps, role), every=config.every) for name, role in roles.items()}
+    return own | {name: constraint(getattr(config.caps, role)) for name, role in roles.items()}
 
 
 def rate_factors(model: Model, config: TrainConfig) -> dict[str, float]:
