@@ -76,7 +76,6 @@ def optimizers() -> dict[str, Callable[[nn.Module], torch.optim.Optimizer]]:
         "Scion": lambda m: wn.Scion(m, lr=0.05),
         "Scion, constrained": lambda m: wn.Scion(m, lr=0.05, unconstrained=False),
         "Scion, decay": lambda m: wn.Scion(m, lr=0.05, weight_decay=0.1),
-        "Scion, cautious decay": lambda m: wn.Scion(m, lr=0.05, weight_decay=0.1, cautious_decay=True),
         "Scion, radii": lambda m: wn.Scion(m, lr=0.05, radius=2.0, radii={"head.*": 3.0}, lr_factors={"*.bias": 0.5}),
         "Scion, buffer": lambda m: wn.Scion(m, lr=0.05, momentum=0.9, nesterov=True, memory="buffer"),
         "Scion, normuon": lambda m: wn.Scion(m, lr=0.05, directions={"*": o.directions.NorMuon()}),

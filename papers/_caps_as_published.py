@@ -1,4 +1,4 @@
-"""LT's soft cap and hard cap as its released code has them, where that code is not what the paper says."""
+"""LT's soft cap, hard cap and hammer as its released code has them, where that code is not what the paper says."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from papers.published_matrix import hard_cap, soft_cap_strength_as_published
-from wellnormed.constraints.base import SpectralConstraint, State
-from wellnormed.matrix import soft_cap
+from wellnormed.constraints import Hammer
+from wellnormed.constraints.base import TARGET, SpectralConstraint, State
+from wellnormed.matrix import soft_cap, spectral_hammer
+from wellnormed.matrix.leading import Triplet
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,14 @@ class HardCapAsPublished(SpectralConstraint):
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         size = unit * self.cap
         return size * hard_cap(slices / size), state
+
+
+@dataclass(frozen=True)
+class HammerAsPublished(Hammer):
+    """LT's hammer, which also raises a largest singular value below the cap to it, after every step."""
+
+    def _moved(self, slices: Tensor, unit: float, triplet: Triplet) -> Tensor:
+        return spectral_hammer(slices, self.cap * TARGET * unit, triplet, as_published=True)
 
 
 def hard_cap_equilibrium_as_published() -> float:

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from papers._caps_as_published import HammerAsPublished
 from wellnormed.constraints import Constraint
 from wellnormed.train.optimizer import CONSTRAINTS
 
@@ -13,4 +14,6 @@ Method = Literal[
 def constraint_of(method: Method, strength: float) -> Constraint | None:
     """What holds a matrix: `strength` is a cap in RMS -> RMS units, or a decay. Weight decay is the optimizer's own."""
     name = method.replace("ization", "ize").replace(" ", "-")
+    if method == "hammer":
+        return HammerAsPublished(strength)
     return None if method == "weight decay" else CONSTRAINTS[name](strength)

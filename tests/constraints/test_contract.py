@@ -37,7 +37,6 @@ CASES = {
     "ClippedWeightDecay, before": Case(c.ClippedWeightDecay(0.9, 0.25, before=True), promises_any=False),
     "ClippedWeightDecay, whole": Case(c.ClippedWeightDecay(0.9, 1.0)),
     "Hammer": Case(c.Hammer(1.2), promises=False, promises_any=False),
-    "Hammer, as published": Case(c.Hammer(1.2, as_published=True), promises=False, promises_any=False),
     "SpectralWeightDecay": Case(c.SpectralWeightDecay(0.1), promises=False, promises_any=False),
     "Orthogonal": Case(c.Orthogonal(1.2), any_optimizer=False),
     "Sphere": Case(c.Sphere(1.2)),

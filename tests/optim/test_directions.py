@@ -33,23 +33,6 @@ def test_normuon_acts_on_every_slice():
     assert optimizer.state[layer.weight]["second_moment"].shape == (12,)  # two heads of 4 x 6
 
 
-def test_cautious_decay_is_its_published_formula():
-    """Chen et al. 2025, algorithm 1: w - lr (u + decay [u w >= 0] w); of matrix signs, tested with the page's table."""
-    norm = wn.Sign()
-    layer, optimizer = optimizer_for((6, 10), norm=norm, weight_decay=0.7, cautious_decay=True)
-    weight, buffer = layer.weight.detach().clone(), torch.zeros((6, 10), dtype=torch.float64)
-    for seed in range(4):
-        g = drawn((6, 10), seed)
-        layer.weight.grad = g.clone()
-        optimizer.step()
-        buffer = 0.5 * buffer + 0.5 * g
-        u = norm.dualize(buffer)
-        weight = weight - 0.1 * (u + 0.7 * torch.where(u * weight >= 0, weight, 0))
-    torch.testing.assert_close(layer.weight.detach(), weight, rtol=1e-12, atol=1e-12)  # float64, two ways
-    assert optimizer.update_norm("weight") is not None
-    assert optimizer_for((6, 10), weight_decay=0.7, cautious_decay=True)[1].update_norm("weight") is None
-
-
 def test_a_clip_is_the_duality_map_of_a_step():
     """Spectral Clipping, section 4: singular values of k m, capped at one unit of the norm."""
     layer, optimizer = optimizer_for((6, 10), directions={"*": ClippedOracle(0.4)}, momentum=0.0)
@@ -340,7 +323,6 @@ def declaring(**facts):
     [
         ({"directions": {"*": NorMuon(0.9)}, "step_rule": "constrained"}, "'weight' has no bound, and step_rule"),
         ({"directions": {"*": NorMuon(0.9)}, "memory": "gradient"}, "'weight' keeps second_moment, and memory"),
-        ({"cautious_decay": True, "step_rule": "constrained"}, "cautious_decay=True"),
         ({"directions": {"weight": Unbounded}}, r"directions\['weight'\] must be a wellnormed.optim.Direction, got"),
         ({"directions": {"wieght": Unbounded()}}, "directions: the pattern 'wieght'"),
         ({"directions": {"weight": Thawed()}}, r"Thawed\(.*cannot be hashed.*frozen=True"),

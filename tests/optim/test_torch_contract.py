@@ -57,7 +57,7 @@ def test_every_shared_keyword_is_accepted_or_refused_by_name(optimizer):
     assert all(g["radius"] == 2.0 for g in made.param_groups if g is not first)
     assert EngineSettings.__annotations__.keys() == {
         *values, "norms", "recipe", "overrides", "per_head", "lr_factors", "step_rule",
-        "cautious_decay", "maximize", "directions", "agree_every",
+        "maximize", "directions",
     }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from wellnormed._inputs import require_flags, require_numbers
+from wellnormed._inputs import require_numbers
 from wellnormed.constraints.base import TARGET, SpectralConstraint, State
 from wellnormed.matrix import leading_singular_triplet, spectral_hammer, spectral_weight_decay
 from wellnormed.matrix.leading import Triplet
@@ -35,22 +35,19 @@ class Hammer(_OfTheLargest):
     """The largest singular value of every slice, where above `cap`, becomes `cap` (LT section 3.1).
 
     No promise: other singular values may stay above. LT's published form also raises a smaller one to `cap`, after
-    every step; `as_published` does so.
+    every step (`papers._caps_as_published`).
 
     Args:
         cap: In units of the weight's norm.
-        as_published: Whether smaller ones are raised as well.
     """
 
     cap: float
-    as_published: bool = False
 
     def __post_init__(self) -> None:
         self._require_positive(cap=self.cap)
-        require_flags("Hammer: ", {"as_published": self.as_published})
 
     def _moved(self, slices: Tensor, unit: float, triplet: Triplet) -> Tensor:
-        return spectral_hammer(slices, self.cap * TARGET * unit, triplet, as_published=self.as_published)
+        return spectral_hammer(slices, self.cap * TARGET * unit, triplet)
 
 
 @dataclass(frozen=True)

@@ -99,20 +99,13 @@ class Part(NamedTuple):
         else:
             if self.rule.averages == "directions":
                 directions = self.memory.average(directions, self.parameters, states, momentum)
-            self._shrink(directions)
+            if self.numbers.kept is not None:
+                torch._foreach_mul_(self.parameters, self.numbers.kept)
             if isinstance(factor, Tensor):
                 torch._foreach_sub_(self.parameters, torch._foreach_mul(directions, factor))
             elif factor is not None:
                 torch._foreach_add_(self.parameters, directions, alpha=-factor)
         self.memory.after_step(self.gradients, momentum)
-
-    def _shrink(self, directions: list[Tensor]) -> None:
-        kept = self.numbers.kept
-        if kept is not None and self.group["cautious_decay"]:
-            pairs = zip(self.parameters, directions, strict=True)
-            torch._foreach_mul_(self.parameters, [1 - (1 - kept) * (d * p).ge(0).to(p) for p, d in pairs])
-        elif kept is not None:
-            torch._foreach_mul_(self.parameters, kept)
 
     def _write(self, targets: list[Tensor], values: list[Tensor]) -> None:
         torch._foreach_copy_(local_parts(targets), local_parts(values))

@@ -30,7 +30,7 @@ from wellnormed.routing.patterns import bare_names
 from wellnormed.routing.places import standing
 
 Value = TypeVar("Value")
-_OF_THE_WHOLE = ("norms", "process_group", "agree_every")
+_OF_THE_WHOLE = ("norms", "process_group")
 """The settings that no group and no later parameter has."""
 
 
@@ -71,7 +71,6 @@ class ConditionalGradient(torch.optim.Optimizer):
         later = {key: value for key, value in settings.items() if key not in _OF_THE_WHOLE}
         self._chosen = cast(EngineSettings, later)  # for parameters that join in the middle of training
         self._process_group = settings.get("process_group")
-        self._agree_every = settings.get("agree_every", 1)
         self.attached: list[Any] = []
         self._begin()
         defaults: Group = {"lr": assignment.lr if lr is None else lr, "steps": 0}
@@ -321,7 +320,7 @@ class ConditionalGradient(torch.optim.Optimizer):
             self._warn_once("gradients", validation.NO_GRADIENTS)
         self._warn_of_unmoved()
         changes = [follower.changes() for follower in self.attached]
-        if self.placement.shared and steps % self._agree_every == 0:
+        if self.placement.shared:
             told = {f"{i} {name}": number for i, each in enumerate(changes) for name, number in each.items()}
             sizes, told = self.placement.agree(sizes, told, among=parameters)
             changes = [{name: told[f"{i} {name}"] for name in each} for i, each in enumerate(changes)]
@@ -383,9 +382,8 @@ class ConditionalGradient(torch.optim.Optimizer):
     def update_norm(self, name: str) -> float | None:
         """Bound on the growth of the named parameter's norm in the next step: lr x radius x overshoot.
 
-        None where there is no bound: a parameter without a norm, a direction that gives none (as that of the step rule
-        "sharp", and `NorMuon`), and, for singular values again, `cautious_decay` with a weight
-        decay: shrinking some entries of a matrix may raise them.
+        None where there is no bound: a parameter without a norm, and a direction that gives none (as that of the step
+        rule "sharp", and `NorMuon`).
         """
         bounds = self.update_norms()
         self._require_name(name)
@@ -400,7 +398,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._index()
         bounds: dict[str, float | None] = dict.fromkeys(self._owner)
         for one in self._moved:
-            bounds[one.name] = one.rule.bound(one.group, one.radius, one.direction.bound(one.norm), one.norm)
+            bounds[one.name] = one.rule.bound(one.group, one.radius, one.direction.bound(one.norm))
         return bounds
 
     def decay(self, name: str) -> float:
@@ -450,7 +448,7 @@ class ConditionalGradient(torch.optim.Optimizer):
             follower.doubt()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("assignment", "attached", "_chosen", "_agree_every", "_adamw_rate", "_of_model", "_left_out")
+        kept = ("assignment", "attached", "_chosen", "_adamw_rate", "_of_model", "_left_out")
         momenta = {p: {"momentum_buffer": p.grad} for p in self._in_gradients() if p.grad is not None}
         own = super().__getstate__()
         state = own["state"].copy()

@@ -220,12 +220,9 @@ class StepRule:
         """The share of a weight that stays, and the factor of its direction, of norm `largest` at most, to subtract."""
         return 1 - self.decay(group), float(group["lr"]) * radius
 
-    def bound(self, group: Group, radius: float, largest: float | None, norm: Norm) -> float | None:
+    def bound(self, group: Group, radius: float, largest: float | None) -> float | None:
         """The most by which the norm grows in a step; None without a bound."""
-        by_entries = group["cautious_decay"] and group["weight_decay"] > 0
-        if largest is None or (by_entries and norm.measures == "singular values"):  # which may grow by such a decay
-            return None
-        return float(group["lr"]) * radius * largest
+        return None if largest is None else float(group["lr"]) * radius * largest
 
 
 class ConvexCombination(StepRule):
@@ -240,7 +237,7 @@ class ConvexCombination(StepRule):
         assert largest is not None  # such a direction is refused
         return 1 - self.decay(group), float(group["lr"]) * (radius * _INSIDE / largest)
 
-    def bound(self, group: Group, radius: float, largest: float | None, norm: Norm) -> float | None:
+    def bound(self, group: Group, radius: float, largest: float | None) -> float | None:
         return float(group["lr"]) * radius
 
 

@@ -34,8 +34,6 @@ class EngineSettings(TypedDict, total=False):
         radii: Name pattern -> radius. Unmatched parameters keep `radius`.
         weight_decay: Fraction of the weight, per unit of learning rate, removed before the step; 0. With the step rule
             "unconstrained" it bounds every norm by `overshoot * radius / weight_decay`.
-        cautious_decay: Whether only those entries decay that the step moves towards zero as well (Chen et al., 2025);
-            False. Such a decay bounds no norm.
         maximize: Whether to climb instead of to descend; False.
         directions: Name pattern -> a `Direction`, one of `wellnormed.optim.directions` or of your own. Unmatched
             parameters, and those whose norm it does not act on, keep the direction of the step rule.
@@ -46,9 +44,6 @@ class EngineSettings(TypedDict, total=False):
             one parameter at a time. `zero_grad` then does nothing, and gradients must not be rescaled between steps.
         process_group: Processes that hold copies of the parameters, as under DDP: each then computes its share of the
             oracles, and `step` is a collective call. Parameters that are cut (`fully_shard`) are recognised without.
-        agree_every: Steps from one message, in which all processes agree that gradients are finite and are present
-            everywhere, and that nobody has written constrained weights, to the next; 1. In the steps between them each
-            process refuses what it sees itself, and the others wait for it until their own time is out.
     """
 
     norms: Assignment | nn.Module | None
@@ -61,14 +56,12 @@ class EngineSettings(TypedDict, total=False):
     radius: float
     radii: Mapping[str, float]
     weight_decay: float
-    cautious_decay: bool
     maximize: bool
     directions: Mapping[str, Direction]
     lr_factors: Mapping[str, float]
     adamw: AdamWSettings | Mapping[str, AdamWSettings]
     memory: Memory
     process_group: ProcessGroup | None
-    agree_every: int
 
 
 GROUP_DEFAULTS: Group = {
@@ -77,7 +70,6 @@ GROUP_DEFAULTS: Group = {
     "step_rule": "unconstrained",
     "radius": 1.0,
     "weight_decay": 0.0,
-    "cautious_decay": False,
     "maximize": False,
     "memory": "buffer",
 }
@@ -90,7 +82,7 @@ C = TypeVar("C", bound=type)
 def spelled_out(optimizer: C) -> C:
     """Show each of these keywords, with its type and default, in an optimizer's signature and in its help."""
     preset: Mapping[str, Any] = getattr(optimizer, "preset", {})
-    defaults = {**GROUP_DEFAULTS, "recipe": DEFAULT_RECIPE, "per_head": False, "agree_every": 1, **preset}
+    defaults = {**GROUP_DEFAULTS, "recipe": DEFAULT_RECIPE, "per_head": False, **preset}
     given = [p for p in inspect.signature(optimizer.__init__).parameters.values() if p.kind is not p.VAR_KEYWORD]
     keywords = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind)

@@ -16,7 +16,6 @@ from torch.distributed import ProcessGroup
 from wellnormed._devices import recording
 from wellnormed._finite import sizes
 from wellnormed._inputs import require_flags, require_hashable, require_numbers, require_patterns
-from wellnormed._ranges import POSITIVE
 from wellnormed.norms import Norm
 from wellnormed.optim.fallback import AdamWSettings
 from wellnormed.optim.parts import MEMORIES, Direction, Group, StepRule, rule_of
@@ -71,7 +70,6 @@ def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
             f"{where}adamw must be an AdamWSettings, or some by patterns of names, got {adamw!r}; pass "
             f"adamw=AdamWSettings({call})"
         )
-    require_numbers(where, {"agree_every": settings.get("agree_every", 1)}, POSITIVE, whole=True)
     patterns = ("overrides", "radii", "directions", "lr_factors")
     require_patterns(where, {key: settings[key] for key in patterns if settings.get(key) is not None})
     if not isinstance(group := settings.get("process_group"), ProcessGroup | None):
@@ -97,7 +95,7 @@ def check_settings(settings: Group) -> None:
     if (rule := rule_of(settings)) is None:
         return
     require_numbers("", {key: settings[key] for key in ("momentum", "radius", "weight_decay")})
-    require_flags("", {key: settings[key] for key in ("nesterov", "cautious_decay", "maximize")})
+    require_flags("", {key: settings[key] for key in ("nesterov", "maximize")})
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum={momentum} must lie in [0, 1): it is the fraction kept")
     if not (settings["radius"] > 0 and lr * settings["radius"] <= largest):
@@ -108,10 +106,9 @@ def check_settings(settings: Group) -> None:
     decay = settings["weight_decay"]
     if not 0 <= decay * lr <= 1:
         raise ValueError(f"weight_decay={decay} times lr={lr} must lie in [0, 1]: it is the fraction removed")
-    if rule.convex and (decay or settings["cautious_decay"]):
-        decays = f"weight_decay={decay}, cautious_decay={settings['cautious_decay']}"
+    if rule.convex and decay:
         raise ValueError(
-            f"{decays}: SCG's step has the decay 1 / radius in it; change radius, or use another step_rule"
+            f"weight_decay={decay}: SCG's step has the decay 1 / radius in it; change radius, or use another step_rule"
         )
     if settings["nesterov"] and (rule.averages == "directions" or memory == "gradient"):
         raise ValueError("nesterov=True needs an average of gradients in a buffer; leave it out here")

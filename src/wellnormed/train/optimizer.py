@@ -25,7 +25,7 @@ CONSTRAINTS: dict[str, Callable[..., Constraint]] = {
     "stiefel": constraints.Stiefel,
     "weight-decay": constraints.WeightDecay,
     "spectral-weight-decay": constraints.SpectralWeightDecay,
-    "hammer": partial(constraints.Hammer, as_published=True),
+    "hammer": constraints.Hammer,
 }
 GAIN_RATE = 0.3
 """Factor on the learning rate of the gains of a `potential` model's averages."""
