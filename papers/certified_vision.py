@@ -76,6 +76,8 @@ class Cell:
     """The power of `margin_loss`."""
     rounded: bool = field(default=False, metadata=ADDED)
     """Whether our training has products in bfloat16; the maps are made orthogonal and proved at its end."""
+    momentum: float = field(default=0.9, metadata=ADDED)
+    """Of our optimizer."""
 
 
 class Setting(NamedTuple):
@@ -95,6 +97,7 @@ class Setting(NamedTuple):
     apgd_steps: int
     annealing: float = 0.0
     rounded: bool = False
+    momentum: float = 0.9
     aim: tuple[float, float] | None = None
     """A distance, and the share that an hour of a core should certify there."""
 
@@ -115,8 +118,8 @@ SETTINGS: dict[tuple[Preset, Data], tuple[Setting, ...]] = {
         MNIST,
         MNIST._replace(steps=2000, hidden=DEEP, offset=1.2, aim=(0.3, 0.96)),
         MNIST._replace(steps=1000, hidden=DEEP, offset=3.2, aim=(1.58, 0.6)),
-        MNIST._replace(steps=10_000, hidden=DEEP, offset=1.2, rounded=True, aim=(0.3, 0.975)),
-        MNIST._replace(steps=10_000, hidden=DEEP, offset=3.2, rounded=True, aim=(1.58, 0.68)),
+        MNIST._replace(steps=12_000, hidden=DEEP, offset=3.2, rounded=True, momentum=0.8, aim=(1.58, 0.68)),
+        MNIST._replace(steps=12_000, hidden=DEEP, offset=1.2, rounded=True, momentum=0.8, aim=(0.3, 0.975)),
         MNIST._replace(steps=2000, channels=(256,), depths=(), hidden=(256, 128), offset=2.4),
     ),
     ("paper", "cifar10"): (
@@ -217,7 +220,7 @@ def built(
         else:
             model = network(shape, cell.channels, cell.depths, cell.hidden)
         model = model.to(device).to(memory_format=torch.channels_last)  # pyrefly: ignore
-        return model, *optimizer_of(model, cell.rate, proved=not cell.rounded)
+        return model, *optimizer_of(model, cell.rate, cell.momentum, proved=not cell.rounded)
     try:
         make = of_torchlip if cell.network == "deel-torchlip" else of_orthogonium
         model = make(shape, cell.channels[0]).to(device)

@@ -164,7 +164,9 @@ def _newton_schulz_step(x: Tensor, size: float) -> Tensor:
     return x.add(missing.bfloat16() @ unit, alpha=size / 2)
 
 
-def optimizer_of(model: nn.Sequential, lr: float, proved: bool = True) -> tuple[wn.Scion, Constraints]:
+def optimizer_of(
+    model: nn.Sequential, lr: float, momentum: float = 0.9, proved: bool = True
+) -> tuple[wn.Scion, Constraints]:
     """Spectral steps, after each of which every map is orthogonal again, and no row of the last one longer than 1.
 
     That is not `proved` of maps with products in bfloat16, until they are given to this function again.
@@ -189,7 +191,7 @@ def optimizer_of(model: nn.Sequential, lr: float, proved: bool = True) -> tuple[
         norms[weight], radii[weight], constraints[weight] = norm, radius, constraint
         if layer.bias is not None:
             radii[f"{name}.bias"] = BIASES
-    optimizer = wn.Scion(model, lr=lr, overrides=norms, radii=radii)
+    optimizer = wn.Scion(model, lr=lr, momentum=momentum, overrides=norms, radii=radii)
     return optimizer, wn.constrain(optimizer, constraints)
 
 
