@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wellnormed as wn
@@ -27,7 +26,6 @@ REFUSED: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "a jump": lambda: (Function(lambda self, x: torch.where(x > 0, x + 1, x)), torch.randn(2, 3)),
     "a quotient": lambda: (Function(lambda self, x: x / x.sum(-1, keepdim=True)), torch.randn(2, 3)),
     "code that reads a value": lambda: (Function(lambda self, x: x if x.sum() > 0 else -x), torch.randn(2, 3)),
-    "softplus": lambda: (Function(lambda self, x: F.softplus(x)), torch.randn(2, 3)),
     "training mode": lambda: (nn.Sequential(nn.BatchNorm1d(3)).train(), torch.randn(2, 3)),
     "weights that are not finite": lambda: (_infinite(), torch.randn(2, 3)),
 }

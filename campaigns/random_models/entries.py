@@ -74,7 +74,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "atan": torch.atan, "asinh": torch.asinh, "tanhshrink": F.tanhshrink, "softshrink": F.softshrink,
     "logsigmoid": F.logsigmoid, "sigmoid": torch.sigmoid, "hardsigmoid": F.hardsigmoid, "hardswish": F.hardswish,
     "erf": torch.erf, "gelu": F.gelu, "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu,
-    "mish": F.mish, "selu": F.selu, "hardtanh": F.hardtanh, "softplus": lambda x: -F.logsigmoid(-x),
+    "mish": F.mish, "selu": F.selu, "hardtanh": F.hardtanh, "softplus": F.softplus,
     "gelu, spelled": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
     "gelu by tanh, spelled": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
 }  # fmt: skip

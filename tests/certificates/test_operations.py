@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellnormed.certificates import certify
+from wellnormed.certificates import capture, certify
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.proof.functions import FUNCTIONS, SETTINGS, shape_of
 
@@ -355,6 +355,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
 for _name, _function in {
     "prelu": lambda x: F.prelu(x, torch.tensor([-3.0]).to(x)), "elu, negative": lambda x: F.elu(x, -1.7),
     "celu": lambda x: F.celu(x, 0.5), "selu": F.selu, "hardtanh": F.hardtanh,
+    "softplus": lambda x: F.softplus(x, 30.0),
     "threshold": lambda x: F.threshold(x, 0.5, 0.5),
     "gelu, spelled": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
     "gelu by tanh, spelled": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
@@ -387,6 +388,24 @@ def test_long_search_exceeds_no_bound(name):
     for size in (0.1, 1.0, 5.0):
         share = attack(model(), _random(*shape), size * radius, steps=100, restarts=6)
         print(f"{name} | {size * radius} | {share:.3f}")
+
+
+@pytest.mark.parametrize("beta", [1.0, 100.0])
+def test_softplus_jumps_by_less_than_a_rounding_and_is_listed_as_one(beta):
+    """Its jump has no Lipschitz constant; the search in float64 does not see it."""
+    example = torch.full((1, 1), 20 / beta, dtype=torch.float64)
+    model, smooth = nn.Softplus(beta), lambda x: -F.logsigmoid(-beta * x) / beta
+    certificate = certify(model, example)
+    assert certificate.lipschitz == pytest.approx(1, abs=1e-15)
+    assert list(certificate.rounds) == ["float32"]
+    x = torch.linspace(15 / beta, 25 / beta, 10_001, dtype=torch.float64)
+    torch.testing.assert_close(model(x), smooth(x), rtol=2.0**-24, atol=0)
+    below, above = example * (1 - 1e-12), example * (1 + 1e-12)
+    double = capture(model, example).double()
+    assert float(abs(double(above) - double(below)) / (above - below)) <= 1.001  # float64 at a difference of 2e-12
+    assert float(abs(model(above) - model(below)) / (above - below)) > 10
+    with pytest.raises(UncertifiableError, match="leave the threshold at 20"):
+        certify(nn.Softplus(beta, threshold=13.9), example)
 
 
 @pytest.mark.parametrize("pool", [F.max_pool2d, F.avg_pool2d, F.max_pool3d, F.avg_pool3d], ids=lambda f: f.__name__)

@@ -28,7 +28,7 @@ _FUNCTIONS: dict[type[nn.Module], str] = {
 }  # fmt: skip
 _BONDS: dict[type[nn.Module], Bond] = {
     **{kind: activation(function) for kind, function in _FUNCTIONS.items()},
-    nn.Softplus: Bond("softplus"),  # 1 but for its jump of 2e-9, which only certificates care about
+    nn.Softplus: Bond("softplus"),  # 1 but for its jump of 2e-9
     nn.Identity: IDENTITY,
     nn.Flatten: Bond("flatten"),  # the RMS of pixels side by side is at most the largest of theirs
 }

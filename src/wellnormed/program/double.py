@@ -106,7 +106,7 @@ class _Writing:
         return self.copies[node]
 
     def _in_float64(self, node: fx.Node) -> fx.Node:
-        """A node's call without conversions to fewer digits, without detaching, and with the eps that it has."""
+        """A node's call without what counts as rounding, without detaching, and with the eps that it has."""
         name, executed = name_of(node.target), node.meta["val"]
         if draws(node):
             raise UncertifiableError(f"{place(node)}: {DRAWS}")
@@ -121,14 +121,15 @@ class _Writing:
             return self._call(aten.to.dtype, wide, _wide(executed.dtype))
         call = fx.node.map_aggregate(call, _wide)
         arguments, keywords = call
-        if name == "aten.rms_norm.default":
+        if name in ("aten.rms_norm.default", "aten.softplus.default"):
             names = [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
             keywords, arguments = {**dict(zip(names, arguments, strict=False)), **keywords}, ()
-            if (
-                keywords.get("eps") is None
-            ):  # torch takes that of the precision it computes in, float32 for fewer digits
-                own = node.args[0].meta["val"].dtype  # type: ignore[union-attr]
-                keywords["eps"] = torch.finfo(torch.promote_types(own, torch.float32)).eps
+        if name == "aten.rms_norm.default" and keywords.get("eps") is None:
+            # torch takes that of the precision it computes in, float32 for fewer digits
+            own = node.args[0].meta["val"].dtype  # type: ignore[union-attr]
+            keywords["eps"] = torch.finfo(torch.promote_types(own, torch.float32)).eps
+        if name == "aten.softplus.default":  # from 40 on, its jump is less than float64 rounds
+            keywords["threshold"] = max(40.0, keywords.get("threshold", 20.0))
         return self.graph.create_node(node.op, node.target, arguments, keywords, name=node.name)
 
     def _call(self, target: Any, *arguments: Any) -> fx.Node:

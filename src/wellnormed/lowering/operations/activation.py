@@ -1,14 +1,14 @@
 """Bounds of functions that are applied to every entry. Their slopes and sizes are in `proof.functions`."""
 
 import math
-from typing import Any
 
 import torch
 
+from wellnormed.lowering import moves
 from wellnormed.lowering.axes import inner_axes
 from wellnormed.lowering.ledger import Ledger, Stored
-from wellnormed.lowering.moves import pick
 from wellnormed.lowering.operations.elementwise import multiply
+from wellnormed.lowering.rounding import rounded
 from wellnormed.program.operation import operation
 from wellnormed.proof.value import Value
 
@@ -109,14 +109,22 @@ def _dropout(ledger: Ledger, x: Value, p: float, train: bool) -> Value:
     return x
 
 
-@operation("aten.softplus.default", bounded=False)
-def softplus(ledger: Ledger, x: Value, *arguments: Any) -> Value:
-    """Refuse softplus: above its threshold torch returns x without the logarithm, so the result jumps there."""
-    raise ledger.refuse("torch's softplus jumps by 2e-9 at its threshold; write `-torch.nn.functional.logsigmoid(-x)`")
+@operation("aten.softplus.default")
+def softplus(ledger: Ledger, x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
+    """`log(1 + exp(beta x)) / beta`, which is `-log_sigmoid(-beta x) / beta`, rounded to float32.
+
+    Where `beta x` exceeds the threshold t, torch returns x, so that the result jumps there by `log(1 + exp(-t)) / beta`
+    and has no Lipschitz constant. Next to x, which is `t / beta`, that is less than the rounding error `2^-24` of
+    float32 if t is at least 14. So the jump counts as a conversion to float32 does, in any dtype, and is listed as one.
+    """
+    if not threshold >= 14:
+        raise ledger.refuse(f"it jumps at threshold={threshold} by more than float32 rounds; leave the threshold at 20")
+    smooth = apply(ledger, "log_sigmoid", moves.times(ledger, x, -float(beta)))
+    return rounded(ledger, moves.times(ledger, smooth, -float(beta), divide=True), torch.float32)
 
 
 @operation("aten.glu.default")
 def glu(ledger: Ledger, x: Value, dim: int = -1) -> Value:
     """The first half of the entries along an axis times the sigmoid of the second half."""
-    a, b = (pick(ledger, x, lambda t, i=i: torch.chunk(t, 2, dim)[i]) for i in range(2))
+    a, b = (moves.pick(ledger, x, lambda t, i=i: torch.chunk(t, 2, dim)[i]) for i in range(2))
     return multiply(ledger, a, apply(ledger, "sigmoid", b))
