@@ -27,7 +27,7 @@ from papers.characters import Precision, TextTask, validation_loss
 from wellnormed.certificates import certify
 from wellnormed.data import load_shakespeare
 from wellnormed.data.characters import CharacterText
-from wellnormed.models import GPT, PotentialGPT
+from wellnormed.models import GPT, NanoGPT, PotentialGPT
 from wellnormed.models.config import GPTConfig
 from wellnormed.nn import constraints_of
 from wellnormed.routing import assign_norms
@@ -143,7 +143,7 @@ def scores(model: nn.Module, length: int) -> dict[str, float]:
     return {"loss": whole, "loss_as_published": loss, "accuracy_as_published": accuracy}
 
 
-def bounds(model: GPT | PotentialGPT) -> dict[str, Any]:
+def bounds(model: GPT | NanoGPT | PotentialGPT) -> dict[str, Any]:
     """Logarithms to base 10 of the proved Lipschitz constant and, of LT's transformer, of LT's formula.
 
     Of LT's transformer also its `whole_norms`.

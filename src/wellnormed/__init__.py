@@ -12,22 +12,22 @@ from wellnormed._lazy import lazy_namespace
 from wellnormed._version import VERSION
 
 if TYPE_CHECKING:
-    from wellnormed import (
-        certificates,
-        constraints,
-        matrix,
-        models,
-        modular,
-        nn,
-        norms,
-        optim,
-    )
+    from wellnormed import certificates, constraints, matrix, models, modular, nn, norms, optim
+    from wellnormed import data as data
+    from wellnormed import lowering as lowering
+    from wellnormed import parallel as parallel
+    from wellnormed import program as program
+    from wellnormed import proof as proof
+    from wellnormed import routing as routing
+    from wellnormed import train as train
     from wellnormed.certificates import calibrate, capture, certify, constrain, lower_bound, verify
     from wellnormed.constraints import ColumnCap, HardCap, SoftCap
     from wellnormed.models import export
     from wellnormed.norms import ColNorm, Sign, Spectral
     from wellnormed.optim import Almond, Averaged, Muon, Scion
     from wellnormed.routing import assign_norms, initialize_
+else:
+    __getattr__, __dir__ = lazy_namespace(__name__)
 
 __version__ = VERSION
 
@@ -60,18 +60,3 @@ __all__ = [
     "optim",
     "verify",
 ]
-
-_HOMES = {
-    **dict.fromkeys(("ColNorm", "Sign", "Spectral"), ".norms"),
-    **dict.fromkeys(("assign_norms", "initialize_"), ".routing"),
-    **dict.fromkeys(("Almond", "Averaged", "Muon", "Scion"), ".optim"),
-    **dict.fromkeys(("ColumnCap", "HardCap", "SoftCap"), ".constraints"),
-    "export": ".models",
-    **dict.fromkeys(("calibrate", "capture", "certify", "constrain", "lower_bound", "verify"), ".certificates"),
-}
-
-_ROOMS = ("data", "lowering", "parallel", "program", "proof", "routing", "train")
-"""Rooms that a training script seldom names."""
-
-# what no room exports is a room itself
-__getattr__, __dir__ = lazy_namespace(__name__, {name: _HOMES.get(name, "") for name in (*__all__, *_ROOMS)})

@@ -1,17 +1,17 @@
 """Training: config, loop, run folders with exact resume, evaluation, report."""
 
+from typing import TYPE_CHECKING
+
 from wellnormed._lazy import lazy_namespace
 
-__getattr__, __dir__ = lazy_namespace(
-    __name__,
-    {
-        "PRESETS": ".presets",
-        "Caps": ".config",
-        "RunFolder": ".run_folder",
-        "TrainConfig": ".config",
-        "resume": ".loop",
-        "sample": ".evaluate",
-        "train": ".loop",
-        "write_report": ".report",
-    },
-)
+if TYPE_CHECKING:
+    from wellnormed.train.config import Caps as Caps
+    from wellnormed.train.config import TrainConfig as TrainConfig
+    from wellnormed.train.evaluate import sample as sample
+    from wellnormed.train.loop import resume as resume
+    from wellnormed.train.loop import train as train
+    from wellnormed.train.presets import PRESETS as PRESETS
+    from wellnormed.train.report import write_report as write_report
+    from wellnormed.train.run_folder import RunFolder as RunFolder
+else:
+    __getattr__, __dir__ = lazy_namespace(__name__)
