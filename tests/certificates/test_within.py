@@ -251,6 +251,18 @@ def test_a_weight_that_is_trained_without_a_promise_is_refused_and_a_frozen_one_
     assert found.lipschitz == pytest.approx(float(torch.linalg.matrix_norm(model[1].weight, 2)), rel=1e-6)
 
 
+def test_all_biases_without_a_promise_are_named_with_the_one_pattern_that_serves_them():
+    model, example = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.randn(2, 4)
+    optimizer = wn.Scion(model, lr=0.1)
+    constraints = wn.constrain(optimizer, {"*": wn.HardCap(3.0)})
+    words = r"add '\*bias': wn\.ColumnCap\(1\.0\) to constrain \(it promises nothing of 0\.bias, 2\.bias\)"
+    with pytest.raises(UncertifiableError, match=words):
+        wn.certify(model, example, within=constraints)
+    constraints.remove()
+    constraints = wn.constrain(optimizer, {"*": wn.HardCap(3.0), "*bias": wn.ColumnCap(1.0)})
+    assert wn.certify(model, example, within=constraints).lipschitz == pytest.approx(9, rel=1e-6)
+
+
 def frozen(model):
     model[1].weight = nn.Parameter(model[0].weight.data, requires_grad=False)
 

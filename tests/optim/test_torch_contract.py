@@ -42,9 +42,13 @@ def test_a_model_is_enough(optimizer):
 
 
 @every_optimizer
-def test_unknown_keywords_are_refused_as_python_does(optimizer):
-    with pytest.raises(TypeError, match=rf"{optimizer.__name__}\(\) got an unexpected keyword argument 'momentun'"):
-        optimizer(network(), lr=0.1, momentun=0.9)
+@pytest.mark.parametrize(
+    ("keyword", "remedy"), [("momentun", "$"), ("betas", "; pass momentum="), ("ns_steps", "; pass coefficients=")]
+)
+def test_unknown_keywords_are_refused_as_python_does(optimizer, keyword, remedy):
+    unexpected = rf"{optimizer.__name__}\(\) got an unexpected keyword argument '{keyword}'{remedy}"
+    with pytest.raises(TypeError, match=unexpected):
+        optimizer(network(), lr=0.1, **{keyword: 0.9})
 
 
 @every_optimizer

@@ -77,7 +77,15 @@ def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
             f"{where}process_group must be a ProcessGroup, got {group!r}; pass one of torch.distributed, or None"
         )
     if unknown := settings.keys() - EngineSettings.__annotations__.keys():
-        raise TypeError(f"{optimizer.__name__}() got an unexpected keyword argument {min(unknown)!r}")
+        remedy = _ELSEWHERE.get(min(unknown), "")
+        raise TypeError(f"{optimizer.__name__}() got an unexpected keyword argument {min(unknown)!r}{remedy}")
+
+
+_ELSEWHERE = {
+    "betas": "; pass momentum=0.9 for weights with a norm, and adamw=AdamWSettings(betas=(0.9, 0.999)) for others",
+    "ns_steps": "; pass coefficients= to wn.Muon or a norm: wn.Spectral(coefficients='jordan-5') takes five steps",
+}
+"""Keyword of other libraries' optimizers -> what says the same here."""
 
 
 def read(group: Group) -> list[Any]:
