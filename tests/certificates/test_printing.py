@@ -94,8 +94,20 @@ def test_a_bound_that_is_large_without_them_says_by_which_kinds_of_operations(re
     text = str(wn.certify(Deep(), torch.randn(1, 4), radius=1.0))
     expected = r"large: linear makes about 10\^6\.0 in 20 rows"
     expected += r", add makes about 10\^3\.5 in 20 rows" * residual  # the factors are 2 and 3 / 2
-    expected += r"\. The layers' norms multiply: .* wn\.constrain; certify\(effort='high'\) .*may prove less\n"
+    expected += r"\. The layers' norms multiply: .* wn\.constrain; certify\(effort='high'\) .*may prove less"
     assert re.search(expected, text), text
+
+
+@pytest.mark.parametrize("bent", [nn.ReLU(), nn.Tanh(), wn.nn.MaxMin()], ids=repr)
+def test_maxmin_is_named_where_all_activations_are_relu(bent):
+    model = nn.Sequential(nn.Linear(4, 8), bent, nn.Linear(8, 2))
+    constraints = wn.constrain(wn.Scion(model, lr=0.1), lipschitz=2.0, example_input=torch.zeros(1, 4))
+    constraints.remove()
+    model[0].weight.data *= 1e5
+    certificate = wn.certify(model, torch.zeros(1, 4))
+    assert "why it is large" in str(certificate)
+    for text in map(str, (constraints, certificate)):
+        assert ("under caps wn.nn.MaxMin reaches more" in text) == isinstance(bent, nn.ReLU)
 
 
 def test_joint_bounds_are_named_where_they_may_serve_and_are_not_used():

@@ -18,8 +18,9 @@ from wellnormed._inputs import require_numbers
 from wellnormed._modes import evaluating
 from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
 from wellnormed.certificates.certifying import example_of, unwrapped
-from wellnormed.certificates.printing import factors
+from wellnormed.certificates.printing import RECTIFIED, factors, only_relu
 from wellnormed.certificates.promising import promise_of
+from wellnormed.certificates.sizes import largest_rms
 from wellnormed.certificates.within import LEAST, TOLERANCE, BudgetError, Capped, Caps, Within
 from wellnormed.constraints import ColumnCap, Constraint, Constraints, HardCap, enforcing
 from wellnormed.constraints.caps import Cap, EntryCap
@@ -74,9 +75,9 @@ class Budget(Constraints):
     def __init__(
         self, optimizer: torch.optim.Optimizer, constrained: tuple[Constrained, ...], left_out: Mapping[str, str],
         prove: bool, model: Weak, *, within: Within, asked: float, caps: Caps, costs: Caps,
-        fixed: Mapping[str, Tensor], every: int,
+        fixed: Mapping[str, Tensor], every: int, rectified: bool,
     ) -> None:  # fmt: skip
-        self._within, self._asked, self._every = within, asked, every
+        self._within, self._asked, self._every, self._rectified = within, asked, every, rectified
         self._fixed: dict[str, tuple[Tensor, Mark]] = {name: (tensor, mark(tensor)) for name, tensor in fixed.items()}
         self._moving = [c for c in constrained if c.name in costs]
         self._caps = {name: torch.tensor(cap, dtype=torch.float64) for name, cap in caps.items()}
@@ -101,7 +102,7 @@ class Budget(Constraints):
         rows += [(name, "none", "", why) for name, why in self._left_out.items()]
         moves = f"move every {self._every} steps" if self._every else "stay"
         head = f"Lipschitz constant at most {shown(self._asked)} after every step; caps {moves}"
-        return f"{head}\n{aligned(rows)}"
+        return "\n".join([head, aligned(rows), *[RECTIFIED] * self._rectified])
 
     __repr__ = __str__
 
@@ -308,11 +309,15 @@ def constrain_to(
         raise ValueError(_too_small(lipschitz, error)) from None
     costs = within.elasticities(caps, [name for name in caps if name not in pinned])
     caps = within.freed(caps, FREE, [name for name, cost in costs.items() if not cost])
-    if not within.constant(caps) <= Decimal(lipschitz):
+    rows = within.rows(caps)
+    if not largest_rms(rows[-1], "gain") <= Decimal(lipschitz):
         raise ValueError(f"constrain: no caps were proved to keep lipschitz={lipschitz}; please report it")
     state = dict(named) | dict(model.named_buffers(remove_duplicate=False))
     fixed = {name: state[name] for name in program.stored if name in state and name not in within.promised}
-    make = partial(Budget, within=within, asked=float(lipschitz), caps=caps, costs=costs, fixed=fixed, every=move_every)
+    make = partial(
+        Budget, within=within, asked=float(lipschitz), caps=caps, costs=costs, fixed=fixed, every=move_every,
+        rectified=only_relu(rows),
+    )  # fmt: skip
     constraints = {**given, **{name: kinds[name](cap) for name, cap in caps.items()}}
     return attach(optimizer, constraints, assignment, prove, make)
 

@@ -105,7 +105,16 @@ def _why_large(certificate: "Certificate") -> list[str]:
     large = [kind for kind in ranked if sum(made[kind]) > total / 20]
     words = ", ".join(f"{word(x)} makes about 10^{sum(made[x]):.1f} in {len(made[x])} rows" for x in large)
     remedy = _NORMALIZATIONS if ranked[0] == "normalization" else _WEIGHTS + _JOINTLY * _in_a_row(certificate)
-    return [f"why it is large: {words}. {remedy}"]
+    return [f"why it is large: {words}. {'. '.join([remedy, *[RECTIFIED] * only_relu(certificate.rows)])}"]
+
+
+def only_relu(rows: Sequence[Row]) -> bool:
+    """Whether a proof has activations, and all of them are ReLU."""
+    return {row.constants["function"] for row in rows if row.operation == "elementwise"} == {"relu"}
+
+
+RECTIFIED = "All activations are ReLU: under caps wn.nn.MaxMin reaches more"
+"""A line of at most 80 letters: MaxMin keeps the length of gradients, half of which ReLU loses."""
 
 
 def _in_a_row(certificate: "Certificate") -> bool:
