@@ -23,7 +23,8 @@ def radii_of(model: nn.Module) -> dict[str, float]:
 
 LAYERS = {  # a layer in which 64 inputs add up to one output, and the shape of its input
     "linear": (nn.Linear(64, 24), (64,)),
-    "convolution": (nn.Conv2d(16, 24, 2), (16, 2, 2)),
+    "patches": (nn.Conv2d(16, 24, 2, stride=2), (16, 2, 2)),
+    "convolution of sequences": (nn.Conv1d(32, 24, 2), (32, 2)),
     "groups": (nn.Conv2d(128, 24, 1, groups=2), (128, 1, 1)),
     "transposed convolution": (nn.ConvTranspose2d(64, 24, 1), (64, 1, 1)),
     "transposed, groups": (nn.ConvTranspose2d(128, 24, 1, groups=2), (128, 1, 1)),
@@ -39,6 +40,30 @@ def test_a_bias_moves_by_the_rms_of_the_output_of_its_layer(layer, shape):
         outputs = layer(torch.randn(512, *shape, generator=torch.Generator().manual_seed(1)))
     # the mean of 512 x 24 squares has a relative deviation of 1.3%, its root half of that; 5% is seven of them
     assert float(outputs.square().mean().sqrt()) == pytest.approx(0.25, rel=0.05)
+
+
+KERNELS = {  # a convolution on images whose windows overlap, 64 inputs to one output, and its positions
+    "4 x 4": (nn.Conv2d(4, 24, 4), 16.0),
+    "strides of one axis": (nn.Conv2d(16, 24, 2, stride=(1, 2)), 4.0),
+    "volumes": (nn.Conv3d(8, 24, 2), 8.0),
+    "every channel by itself": (nn.Conv2d(24, 24, 8, groups=24), 64.0),
+    "transposed": (nn.ConvTranspose2d(16, 24, 2), 4.0),
+}
+
+
+@pytest.mark.parametrize(("layer", "positions"), KERNELS.values(), ids=list(KERNELS))
+def test_a_kernel_moves_by_its_positions_and_what_stands_beside_it_by_as_much_more(layer, positions):
+    normal(layer.weight, 1 / 64)
+    model = nn.Sequential(layer, nn.BatchNorm2d(24))
+    assert radii_of(model) == {
+        "0.weight": positions, "0.bias": positions / 8, "1.weight": positions / 16, "1.bias": positions / 32,
+    }  # fmt: skip
+    normal(layer.weight, 100.0)
+    assert radii_of(model)["0.bias"] == positions  # a size above the radius of the kernel is that radius
+    held = {name: radius for group in wn.Scion(model).param_groups for name, radius in group["vector_radii"].items()}
+    assert held == radii_of(model)
+    wn.initialize_(layer)
+    assert float(wn.assign_norms(layer).assigned[0].norm.norm(layer.weight.detach())) == pytest.approx(1.0, rel=1e-3)
 
 
 def test_layers_with_several_weights_or_fused_ones_have_one_size():

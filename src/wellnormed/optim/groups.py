@@ -120,7 +120,8 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
     factor_of, radius_of = assignment.match(lr_factors, "lr_factors").owner, assignment.match(radii, "radii").owner
     adamw_of = assignment.match(by_pattern, "adamw").owner
     normed = {a.name: a.norm is not None for a in assignment}
-    published = {} if "radius" in settings else {a.name: a.radius for a in assignment if a.radius != 1}
+    decided = [a for a in assignment if a.radius != 1 and not a.by_start]
+    published = {} if "radius" in settings else {a.name: a.radius for a in decided}
     at_start = {} if "radius" in settings else starting_radii(assignment, whole)
     result = []
     for group in groups:

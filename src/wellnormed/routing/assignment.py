@@ -29,9 +29,9 @@ from wellnormed.routing.tables import aligned, grouped
 class AssignedParameter:
     """One parameter, the norm it lives in, and the reason in words.
 
-    Without a norm (None) AdamW moves it. The radius of the norm ball is what the recipe publishes, or 1, unless it
-    is left to the weights that an optimizer finds at the start (`by_start`; see `starting_radii`). A tied parameter has
-    its first name, and the others as aliases. A norm that does not fit the parameter is refused.
+    Without a norm (None) AdamW moves it. The radius of the norm ball is what the recipe publishes, or 1, unless
+    `starting_radii` decides it when an optimizer is made (`by_start`). A tied parameter has its first name, and the
+    others as aliases. A norm that does not fit the parameter is refused.
     """
 
     name: str
@@ -252,9 +252,8 @@ class _Routing:
             reason += "".join(f"; override {pattern!r} does not fit" for pattern in self.passed_by.get(name, ()))
         paddings = (stored(self.roles.layer_of(each)[0], "padding_idx") for each in names)
         padding = next((row for row in paddings if isinstance(row, int) and parameter.ndim == 2), None)
-        return AssignedParameter(
-            name, parameter, norm, reason, radius or 1.0, tuple(names[1:]), radius is None, padding
-        )
+        by_start = radius is None or (self.recipe.by_start and radius != 1)
+        return AssignedParameter(name, parameter, norm, reason, radius or 1.0, tuple(names[1:]), by_start, padding)
 
     def _at_all_places(self, names: list[str], parameter: nn.Parameter) -> tuple[Norm | None, float | None, str]:
         """The norm that all places of a parameter ask for."""

@@ -57,7 +57,8 @@ def initialize_(
             raise ValueError(f"parameter {a.name!r} is on the meta device; call model.to_empty(device=...) first")
     for a in assignment:
         if a.norm is not None:
-            a.norm.start_(a.parameter, radii[radius_of[a.name]] if a.name in radius_of else a.radius, generator)
+            published = 1.0 if a.by_start else a.radius
+            a.norm.start_(a.parameter, radii[radius_of[a.name]] if a.name in radius_of else published, generator)
             if a.padding is not None:
                 a.parameter[a.padding].zero_()
     return assignment

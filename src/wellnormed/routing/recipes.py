@@ -43,7 +43,7 @@ class Recipe:
     vectors: Literal["rms", "largest entry"] | None = "rms"  # the norm of biases; gains get Gain unless it is None
     tied: Literal["embedding", "last"] = "embedding"  # whose norm a table gets that is both
     radii: Radii = Radii()  # noqa: RUF009 (a tuple): the published ones; vectors have that of hidden layers
-    by_start: bool = False  # whether vectors, gains and embeddings have radii by the start (`starting_radii`)
+    by_start: bool = False  # whether vectors, gains, embeddings and kernels have radii of `starting_radii`
     lr: float = 0.02  # the learning rate that is published, or that our runs recommend (docs/optimizers.md)
 
     def serves(self, role: Role) -> bool:
@@ -58,8 +58,8 @@ class Recipe:
         by_head = role.heads > 1 and (per_head or role.by_head) and isinstance(self.matrix, Spectral)
         norm = self._norm(role, ndim, first, by_head)
         radius = self.radii.embedding if role.kind in ("embedding", "one-hot columns") else self.radii.hidden
-        if self.by_start and role.kind in ("embedding", "vector", "gain"):
-            radius = None
+        if self.by_start:
+            radius = None if role.kind in ("embedding", "vector", "gain") else radius * role.positions
         return norm, radius, f"first layer, {role.layer}" if first else role.layer + ", by heads" * by_head
 
     def _norm(self, role: Role, ndim: int, first: bool, by_head: bool) -> Norm | None:

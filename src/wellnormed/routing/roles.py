@@ -49,6 +49,7 @@ class Role:
     heads: int = 1  # how many heads' queries, keys or values lie along its outputs, all of one size; 1 if not known
     by_head: bool = False  # whether nothing but the heads can be told apart; `parts` are then those of each head
     groups: int = 1
+    positions: int = 1  # of the kernel of a convolution on images, if windows overlap; else 1
     transposed: bool = False  # whether a convolution is, or a matrix is stored with its inputs first
     first: bool = False  # whether its layer is the model's first
     last: bool = False  # whether its layer is the model's last
@@ -240,8 +241,12 @@ def _by_layer(module: nn.Module, leaf: str) -> Role | None:
         case nn.Linear(), "weight":
             return Role("matrix", "nn.Linear")
         case _ConvNd(), "weight":
-            layer = f"nn.{'ConvTranspose' if module.transposed else 'Conv'}{len(module.kernel_size)}d"
-            return Role("convolution", layer, groups=module.groups, transposed=module.transposed)
+            size, layer = module.kernel_size, f"nn.{'ConvTranspose' if module.transposed else 'Conv'}"
+            overlap = len(size) > 1 and any(step < n for step, n in zip(module.stride, size, strict=True))
+            return Role(
+                "convolution", f"{layer}{len(size)}d", groups=module.groups, transposed=module.transposed,
+                positions=math.prod(size) if overlap else 1,
+            )  # fmt: skip
         case nn.MultiheadAttention(), "in_proj_weight":
             heads = 3 * module.num_heads
             return Role("matrix", "nn.MultiheadAttention: queries, keys, values", parts=3, heads=heads)

@@ -1,11 +1,19 @@
-"""How far a vector may move: as far as it, or the layer that it serves, is large at the start of training.
+"""How far vectors, tables and kernels may move.
+
+A kernel's radius is its number of positions K, if its windows overlap and it has more than one axis, as in networks on
+images. Its norm, `K max_t |W_t|`, is what an image can be stretched by when all positions add up; with radius K each
+of the matrices `W_t` moves as far as that of a linear layer. Kernels along one axis, and those that cut an image into
+patches, as transformers have them, keep radius 1.
+
+A vector may move as far as it, or the layer that it serves, is large at the start of training.
 
 A step of norm 1 has RMS 1 in `BiasRMS`, and in every row of a table of embeddings: as much as what a layer of norm 1
 makes of an input of RMS 1. A layer that starts smaller makes less, and such vectors would drown it within a few steps.
 So their radius is a size at the start:
 
-- The size of a weight `W` is `|W|_F / sqrt(d_out)`: the RMS of `W x` for an input `x` of independent entries of RMS 1.
-  That of a module is the geometric mean over all weights in it, but zeros.
+- The size of a weight `W` is `|W|_F / sqrt(d_out)`: the RMS of `W x` for an input `x` of independent entries of RMS 1;
+  that of a kernel is K times as much, as it moves K times as far. That of a module is the geometric mean over all
+  weights in it, but zeros.
 - A bias beside a weight has the size of the weight, to whose output it is added; beside a weight of zeros, that of the
   nearest module around it that has one.
 - Another vector (a class token, a table of positions, the bias of a norm layer) has its own RMS, and at least a quarter
@@ -14,8 +22,8 @@ So their radius is a size at the start:
   measure: gains start at 1, layer scales at 1e-6, gains that are added to 1 at 0.
 - A table of embeddings has its own RMS, and at least twice the size of the nearest module around it that has one.
 
-A size above 1 is 1, the norm's own unit. All are rounded to powers of two, so that neither the layout of a weight over
-processes nor the draw of a start decides the digits of a step.
+A size above the radius of these weights, which is 1 but for kernels, is that radius. All sizes are rounded to powers of
+two, so that neither the layout of a weight over processes nor the draw of a start decides the digits of a step.
 """
 
 import math
@@ -28,6 +36,7 @@ from torch import Tensor
 
 from wellnormed._inputs import is_quantized
 from wellnormed.norms.base import widened
+from wellnormed.norms.convolution import SpectralConv
 from wellnormed.norms.entries import Gain
 from wellnormed.norms.root_mean_square import BiasRMS
 from wellnormed.routing.assignment import Assignment
@@ -64,22 +73,26 @@ def starting_radii(assignment: Assignment, whole: Callable[[Tensor], Tensor] = T
             return 0.0
         return float(whole(torch.linalg.vector_norm(widened(tensor.detach())))) / math.sqrt(count)
 
-    moved = {a.parameter: a for a in assignment if a.by_start}
-    beside: dict[str, list[float]] = defaultdict(list)
-    around: dict[str, list[float]] = defaultdict(list)
+    moved = {a.parameter: a for a in assignment if a.by_start and not isinstance(a.norm, SpectralConv)}
+    counted = [a for a in assignment if isinstance(a.norm, SpectralConv) and a.norm.mode == "positions"]
+    kernels = {a.parameter: a for a in counted if a.by_start}
+    beside: dict[str, list[tuple[float, float]]] = defaultdict(list)  # logarithms of a size and of a radius
+    around: dict[str, list[tuple[float, float]]] = defaultdict(list)
     weights = [weight for weight in assignment.weights if moved and weight.parameter not in moved]  # but tied tables
     for weight in weights:
         weight_size = size(weight.parameter, weight.outputs)
+        radius = math.log(kernels[weight.parameter].radius) if weight.parameter in kernels else 0.0
         for path in map(module_path, weight.names) if weight_size else ():
-            beside[path].append(math.log(weight_size))
+            beside[path].append((math.log(weight_size) + radius, radius))
             for module in _upwards(path):
-                around[module].append(math.log(weight_size))
+                around[module].append(beside[path][-1])
     layers = {module_path(name) for weight in weights for name in weight.names}
-    radii = {}
+    radii = {a.name: a.radius for a in kernels.values()}
     for a in moved.values():
         path = module_path(a.name)
-        logs = beside.get(path) or next((around[module] for module in _upwards(path) if module in around), [0.0])
-        layer, vector = math.exp(statistics.fmean(logs)), isinstance(a.norm, BiasRMS)
+        logs = beside.get(path) or next((around[module] for module in _upwards(path) if module in around), [(0.0, 0.0)])
+        (layer, most), vector = map(statistics.fmean, zip(*logs, strict=True)), isinstance(a.norm, BiasRMS)
+        layer = math.exp(layer)
         if isinstance(a.norm, Gain):
             sizes = [layer * OF_GAIN]
         elif vector and path in layers:
@@ -87,7 +100,8 @@ def starting_radii(assignment: Assignment, whole: Callable[[Tensor], Tensor] = T
         else:
             sizes = [layer * (LEAST_OF_VECTOR if vector else LEAST_OF_TABLE), size(a.parameter, a.parameter.numel())]
         finite = all(number < math.inf for number in sizes)  # memory that is filled later may hold anything
-        radii[a.name] = 2.0 ** min(0, round(math.log2(max(sizes)))) if finite else 1.0
+        most = round(most / math.log(2))
+        radii[a.name] = 2.0 ** min(most, round(math.log2(max(sizes)))) if finite else 1.0
     return radii
 
 
