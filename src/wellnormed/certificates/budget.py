@@ -20,19 +20,18 @@ from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
 from wellnormed.certificates.certifying import example_of, unwrapped
 from wellnormed.certificates.printing import RECTIFIED, factors, only_relu
 from wellnormed.certificates.promising import promise_of
-from wellnormed.certificates.sizes import largest_rms
 from wellnormed.certificates.within import LEAST, TOLERANCE, BudgetError, Capped, Caps, Within
 from wellnormed.constraints import ColumnCap, Constraint, Constraints, HardCap, enforcing
 from wellnormed.constraints.caps import Cap, EntryCap
 from wellnormed.constraints.matching import attach, matched, norms_of
 from wellnormed.constraints.weights import Constrained, matching_state
-from wellnormed.norms import Norm
+from wellnormed.norms import BiasRMS, Norm
 from wellnormed.parallel.layout import Mark, mark, whole
 from wellnormed.program.capturing import capture
 from wellnormed.program.domain import Domain
 from wellnormed.program.program import Program
 from wellnormed.proof.decimals import shown
-from wellnormed.routing import AssignedParameter, Assignment
+from wellnormed.routing import AssignedParameter, Assignment, assign_norms
 from wellnormed.routing.patterns import bare_names
 from wellnormed.routing.places import Weak
 from wellnormed.routing.tables import aligned
@@ -264,15 +263,19 @@ class Budget(Constraints):
 @default_on_cpu()
 def constrain_to(
     optimizer: torch.optim.Optimizer, given: Mapping[str, Constraint], norms: Assignment | nn.Module | None,
-    prove: bool, lipschitz: float, example_input: Any, domain: Domain, output: str | int | None, move_every: int,
+    prove: bool, what: str, most: float, example_input: Any, domain: Domain,
+    output: str | int | None, move_every: int,
 ) -> Constraints:  # fmt: skip
-    """Find caps within which a model has at most a constant, and attach them; its arguments are `constrain`'s."""
-    require_numbers("constrain: ", {"lipschitz": lipschitz}, POSITIVE)
+    """Find caps within which a model has at most a constant, or logit; its other arguments are `constrain`'s."""
+    require_numbers("constrain: ", {what: most}, POSITIVE)
     require_numbers("constrain: ", {"move_every": move_every}, NOT_NEGATIVE, whole=True)
     model = norms if isinstance(norms, nn.Module) else getattr(optimizer, "model", None)
     if not isinstance(model, nn.Module):
-        raise ValueError("constrain: lipschitz= is of a model, and this optimizer knows none; pass norms=model")
+        raise ValueError(f"constrain: {what}= is of a model, and this optimizer knows none; pass norms=model")
     model = unwrapped(model)
+    of_logits = what == "largest_logit"
+    if of_logits and not isinstance(norms, Assignment):
+        norms = assign_norms(model, per_head=True)
     assignment = norms_of(optimizer, norms)
     by_hand = matched(given, assignment).owner
     named = list(model.named_parameters(remove_duplicate=False))
@@ -288,18 +291,41 @@ def constrain_to(
                 norm, shape, constraint = a.norm, tuple(a.parameter.shape), given.get(by_hand.get(a.name, ""))
                 if constraint is None:
                     kinds[a.name], norm = _kind(a)
-                    start[a.name] = max(1.0, float(norm.upper_bound(whole(a.parameter.detach()))))
+                    least = 0.25 if of_logits and isinstance(norm, BiasRMS) else 1.0
+                    start[a.name] = max(least, float(norm.upper_bound(whole(a.parameter.detach()))))
                     capped[a.name] = Capped(norm, shape, names[a.name])
                 elif norm is not None and constraint.bound is not None:
                     promises |= {name: promise_of(name, norm, constraint.bound, shape) for name in names[a.name]}
-            _require_all(optimizer, model, program)
+            if not of_logits:
+                _require_all(optimizer, model, program)
             found.append(Within(program, own, domain, capped, promises))
             found[-1].rows(start | found[-1].tables())  # which refuses what has no bound
 
         example = example_of(own, example_input, "constrain")
         program = capture(own, example, output, domain=domain, accept=bound)
-    within, pinned = found[-1], found[-1].tables()
-    caps = start
+    within = found[-1]
+    state = dict(named) | dict(model.named_buffers(remove_duplicate=False))
+    fixed = {name: state[name] for name in program.stored if name in state and name not in within.promised}
+    if of_logits:
+        from wellnormed.certificates.logits import Logits, for_most_inputs, logit_caps
+
+        within = for_most_inputs(within, start)
+        parameters = {a.name: a.parameter for a in assignment}
+        caps = logit_caps(optimizer, parameters, within, start, most)
+        kind, costs, move_every = Logits, {}, 0
+    else:
+        kind, (caps, costs) = Budget, _caps_of_constant(within, start, most)
+    make = partial(
+        kind, within=within, asked=float(most), caps=caps, costs=costs, fixed=fixed, every=move_every,
+        rectified=only_relu(within.rows(caps)),
+    )  # fmt: skip
+    constraints = {**given, **{name: kinds[name](cap) for name, cap in caps.items()}}
+    return attach(optimizer, constraints, assignment, prove, make)
+
+
+def _caps_of_constant(within: Within, start: Caps, lipschitz: float) -> tuple[Caps, Caps]:
+    """Caps in proportion to others that give a constant, by how many per cent it grows for one of each."""
+    caps, pinned = start, within.tables()
     try:
         for _ in range(3):  # at other caps the proof may choose among bounds otherwise
             caps = within.scaled({name: cap for name, cap in caps.items() if name not in pinned}, lipschitz, pinned)
@@ -309,17 +335,9 @@ def constrain_to(
         raise ValueError(_too_small(lipschitz, error)) from None
     costs = within.elasticities(caps, [name for name in caps if name not in pinned])
     caps = within.freed(caps, FREE, [name for name, cost in costs.items() if not cost])
-    rows = within.rows(caps)
-    if not largest_rms(rows[-1], "gain") <= Decimal(lipschitz):
+    if not within.constant(caps) <= Decimal(lipschitz):
         raise ValueError(f"constrain: no caps were proved to keep lipschitz={lipschitz}; please report it")
-    state = dict(named) | dict(model.named_buffers(remove_duplicate=False))
-    fixed = {name: state[name] for name in program.stored if name in state and name not in within.promised}
-    make = partial(
-        Budget, within=within, asked=float(lipschitz), caps=caps, costs=costs, fixed=fixed, every=move_every,
-        rectified=only_relu(rows),
-    )  # fmt: skip
-    constraints = {**given, **{name: kinds[name](cap) for name, cap in caps.items()}}
-    return attach(optimizer, constraints, assignment, prove, make)
+    return caps, costs
 
 
 def _kind(a: AssignedParameter) -> tuple[type[Cap], Norm]:

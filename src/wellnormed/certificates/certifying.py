@@ -14,14 +14,15 @@ from wellnormed._devices import default_on_cpu
 from wellnormed._inputs import require_module, require_numbers
 from wellnormed._version import VERSION
 from wellnormed.certificates.certificate import Certificate
-from wellnormed.certificates.promising import promise_of
+from wellnormed.certificates.promising import any_entries, promise_of
 from wellnormed.constraints import Constraints
+from wellnormed.constraints.matching import serving
 from wellnormed.lowering.networks import Joint
 from wellnormed.lowering.walk import Walk, walked
 from wellnormed.program.capturing import capture
 from wellnormed.program.comparing import Comparison
 from wellnormed.program.domain import Box, Domain
-from wellnormed.program.errors import refusing
+from wellnormed.program.errors import UncertifiableError, refusing
 from wellnormed.program.program import Example, Program, tensors_of
 from wellnormed.program.program import arguments_of as arguments_of_call
 from wellnormed.proof import Promise
@@ -30,6 +31,7 @@ from wellnormed.proof.decimals import assumed, shown
 from wellnormed.proof.files import parse_json
 from wellnormed.proof.reading import read
 from wellnormed.proof.rows import Document
+from wellnormed.routing import assign_norms
 
 
 @default_on_cpu()
@@ -72,7 +74,8 @@ def certify(
             linear map; time grows with the square of its outputs.
         within: Constraints on the model's weights, whose promised norms take the place of the weights' entries. The
             bound then holds for every model whose weights keep these promises: it is known before the first step of
-            training, and true after each. Every trained parameter needs a promise; frozen parameters and buffers, such
+            training, and true after each. Every trained parameter that it depends on needs a promise, or that only the
+            logits of attention depend on: the constant is then that of any floats. Frozen parameters and buffers, such
             as running statistics, keep their values.
         effort: With `high`, networks of linear maps and functions of every entry, also with residuals, are bounded
             jointly: by the best multipliers of LipSDP, which take seconds to minutes to find, in the place of the
@@ -114,7 +117,13 @@ def certify(
 
     def bound(program: Program) -> None:
         promises = {} if isinstance(model, Program) else promises_of(model, within, program)
-        walks.append(walked(program, domain, promises, margins))
+        try:
+            walks.append(walked(program, domain, promises, margins))
+        except UncertifiableError as error:
+            without = [name for name, promise in promises.items() if promise is None]
+            if isinstance(model, Program) or not without:
+                raise
+            walks.append(_of_logits(program, domain, promises, margins, refused(error, model, without)))
         if joint is not None:
             walks[-1] = joint.improved(walks[-1])
             walks[-1].run(margins)
@@ -158,6 +167,36 @@ def certificate_of(walk: Walk, program: Program | None = None, comparison: Compa
         document = parse_json(certificate.text().encode(), "the certificate")  # as it will be read from its file
         conclude(read(Document, document, "the certificate"), proof)
     return certificate
+
+
+def refused(error: UncertifiableError, model: nn.Module, names: list[str]) -> UncertifiableError:
+    """The error, with a constraint for each of these parameters that has a norm."""
+    norms = {name: a.norm for a in assign_norms(model) for name in (a.name, *a.aliases) if a.norm is not None}
+    pairs = ", ".join(f"{name!r}: wn.{serving(norms[name])}(1.0)" for name in names if name in norms)
+    return UncertifiableError(f"{error}. What has no promise may have one by wn.constrain(optimizer, {{{pairs}}})")
+
+
+def _of_logits(
+    program: Program, domain: Domain, promises: dict[str, Promise | None], margins: bool, error: UncertifiableError
+) -> Walk:
+    """The walk for any entries of what has no promise, if the logits of attention do not depend on these.
+
+    Raises:
+        UncertifiableError: The error that is given, as the logits depend on them, or there are none.
+    """
+    try:
+        filled = {name: each or any_entries(name, program.stored[name].tensor) for name, each in promises.items()}
+        walk = walked(program, domain, filled, margins)
+    except UncertifiableError:
+        raise error from None
+    logits = [max(row.logits) for row in walk.ledger.proof.inferences if row.logits is not None]
+    if not logits or max(logits) > _ANY_LOGIT:
+        raise error
+    return walk
+
+
+_ANY_LOGIT = 1e30
+"""From here on logits count as those of any entries, which are up to 10^36."""
 
 
 def promises_of(model: nn.Module, within: Constraints | None, program: Program) -> dict[str, Promise | None]:

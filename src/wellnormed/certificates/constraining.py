@@ -1,4 +1,4 @@
-"""`constrain`: attach constraints to an optimizer, by patterns of names or by the constant that is asked for."""
+"""`constrain`: attach constraints to an optimizer, by patterns of names, by a constant or by a largest logit."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +19,7 @@ def constrain(
     *,
     prove: bool = True,
     lipschitz: float | None = None,
+    largest_logit: float | None = None,
     example_input: Any = None,
     radius: float = 1.0,
     box: tuple[float, float] | None = None,
@@ -43,23 +44,27 @@ def constrain(
 
     With `lipschitz=10.0` the caps are found: `certify(model, example_input, within=constraints)` proves a constant of
     at most 10 after every step, and between steps. `certificates.budget.Budget` says how caps are chosen, and moved.
+    With `largest_logit=30.0` caps are found within which no attention logit exceeds 30 in absolute value, for any
+    input and before masks; `print` shows the number of every layer, and `certificates.logits.Logits` says how.
 
     Args:
         optimizer: Any optimizer. Those of `wellnormed.optim` know their parameters' names and norms and the norm of
             their steps; for any other pass `norms`.
         constraints: Name pattern (`fnmatch`; a module's name stands for all below it) -> constraint. Every one must act
             on at least one parameter that its pattern matches (a spectral one passes by biases; `print` shows what is
-            constrained, what is not, and why), and no parameter may have two different ones. With `lipschitz` these
-            stay as they are, and caps are found for the other parameters.
+            constrained, what is not, and why), and no parameter may have two different ones. With `lipschitz` or
+            `largest_logit` these stay as they are, and caps are found for other parameters.
         norms: The model, or what `assign_norms` returned for it; needed for optimizers of other libraries.
         prove: Whether norms by singular values are proved at once, and again when a state is loaded, which takes one
             thread of the CPU `m n^2` operations in float64 for each weight. Without it a cap writes every weight by its
             own function, which aims 2e-5 below and ends at most 1e-5 above, and `load_state_dict` takes the weights for
             those that the state was saved with: pass False where checksums say so, and prove what you publish.
         lipschitz: The constant to keep, in the norms of `certify`.
-        example_input: With `lipschitz`, the arguments of a call of the model; this, `radius`, `box` and `output` are as
+        largest_logit: The largest attention logit. Caps are in the norms of `assign_norms(model, per_head=True)` unless
+            `norms` is an assignment.
+        example_input: With either, the arguments of a call of the model; this, `radius`, `box` and `output` are as
             in `certify`.
-        radius: Largest RMS of an input vector, token or sample.
+        radius: Largest RMS of an input vector, token or sample. Logits behind norm layers are bounded for all inputs.
         box: Two numbers between which all entries of the input lie, in the place of `radius`.
         output: Which tensor, if the model returns several.
         move_every: With `lipschitz`, the number of steps from one move of the caps to the next; 0 for caps that stay.
@@ -69,9 +74,9 @@ def constrain(
         `remove()`.
 
     Raises:
-        ValueError: An argument makes no sense; or the model cannot have a constant as small as `lipschitz`, and the
-            message says which it can have, and what stands in the way.
-        UncertifiableError: With `lipschitz`, an operation of the model has no bound.
+        ValueError: An argument makes no sense; or the model cannot have a constant or logits as small as that, and
+            the message says which it can have, and what stands in the way.
+        UncertifiableError: With `lipschitz` or `largest_logit`, an operation of the model has no bound.
 
     Example:
         >>> import torch, wellnormed as wn
@@ -86,7 +91,11 @@ def constrain(
     """
     inner = constrainable(optimizer)
     require_flags("constrain: ", {"prove": prove})
-    if lipschitz is None:
+    given_numbers = {"lipschitz": lipschitz, "largest_logit": largest_logit}
+    numbers = {name: number for name, number in given_numbers.items() if number is not None}
+    if len(numbers) > 1:
+        raise ValueError("constrain: lipschitz= and largest_logit= are two searches for caps; call it for one of them")
+    if not numbers:
         asked = {
             "example_input": example_input,
             "box": box,
@@ -95,7 +104,10 @@ def constrain(
             "move_every": None if move_every == 100 else move_every,
         }
         if unused := [name for name, value in asked.items() if value is not None]:
-            raise ValueError(f"constrain: {', '.join(unused)} belong to lipschitz=, which is None; pass lipschitz=10.0")
+            raise ValueError(
+                f"constrain: {', '.join(unused)} belong to lipschitz= or largest_logit=, which are None; pass "
+                "lipschitz=10.0"
+            )
         if constraints is None:
             raise ValueError(
                 "constrain: nothing says what to keep; pass {'*': HardCap(1.0)}, or lipschitz=10.0 and example_input="
@@ -105,4 +117,5 @@ def constrain(
     from wellnormed.certificates.certifying import domain_from
 
     given, domain = {} if constraints is None else constraints, domain_from("constrain", radius, box)
-    return constrain_to(inner, given, norms, prove, lipschitz, example_input, domain, output, move_every)
+    ((what, most),) = numbers.items()
+    return constrain_to(inner, given, norms, prove, what, most, example_input, domain, output, move_every)

@@ -1,8 +1,9 @@
-"""The constant that is proved for all weights within caps, as a function of the caps."""
+"""What is proved for all weights within caps, the constant or an attention's logits, as a function of the caps."""
 
 import contextlib
+import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
@@ -10,14 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed.certificates.certifying import promised
-from wellnormed.certificates.promising import promise_of
+from wellnormed.certificates.promising import any_entries, promise_of
 from wellnormed.certificates.sizes import largest_rms
 from wellnormed.lowering.walk import Walk, proved_again, walked
 from wellnormed.norms import Norm
 from wellnormed.program.domain import Box, Domain
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.program.program import Program
-from wellnormed.proof import CheckError, Promise, Row
+from wellnormed.proof import CheckError, Promise, Proof, Row
+from wellnormed.proof.decimals import assumed, between
 
 LEAST = 1e-2
 """The least factor on caps that is looked at: weights of such a size hardly pass anything on."""
@@ -46,6 +48,16 @@ class Capped:
     names: tuple[str, ...]
 
 
+def constant_of(proof: Proof) -> Decimal:
+    """The constant that a proof ends with."""
+    return largest_rms(list(proof.rows.values())[-1], "gain")
+
+
+def logits_of(proof: Proof) -> dict[str, Decimal]:
+    """Row of an attention -> the largest of its logits."""
+    return {each.name: max(each.logits) for each in proof.inferences if each.logits is not None}
+
+
 class Within:
     """The constant of a program for all weights within caps: each value is proved, as by `certify(within=...)`.
 
@@ -57,6 +69,9 @@ class Within:
         domain: Its inputs.
         capped: Name -> parameter whose cap is an argument.
         promises: Name of a stored tensor -> the promise of another constraint.
+
+    Attributes:
+        measure: What of a proof counts as its constant; `measured_by` sets another than the Lipschitz constant.
     """
 
     def __init__(
@@ -72,6 +87,7 @@ class Within:
             if alias in self._promises
         }
 
+        self.measure: Callable[[Proof], Decimal] = constant_of
         self._last: tuple[dict[str, float], float] = {}, math.nan
         self._walk: Walk | None = None
         """The walk whose rows are proved again for other caps."""
@@ -81,8 +97,17 @@ class Within:
         """The stored tensors whose entries no proof looks at."""
         return frozenset(self._promises)
 
+    def measured_by(self, measure: Callable[[Proof], Decimal]) -> "Within":
+        """This, with something else of its proofs as the constant."""
+        self.measure, self._last = measure, ({}, math.nan)
+        return self
+
     def rows(self, caps: Caps) -> list[Row]:
-        """The rows of a proof: those of the last walk, or of a new one where these do not follow.
+        """The rows of `proof`."""
+        return list(self.proof(caps).rows.values())
+
+    def proof(self, caps: Caps) -> Proof:
+        """A proof: the rows of the last walk, or of a new one where these do not follow.
 
         Raises:
             UncertifiableError: There is none.
@@ -93,7 +118,7 @@ class Within:
             with contextlib.suppress(CheckError):
                 return proved_again(self._walk, {name: each for name, each in promises.items() if each is not None})
         self._walk = walked(self._program, self._domain, promises)
-        return list(self._walk.ledger.proof.rows.values())
+        return self._walk.ledger.proof
 
     def walked_at(self, caps: Caps) -> float:
         """The logarithm of the constant by a new walk, which chooses among bounds anew."""
@@ -103,7 +128,7 @@ class Within:
     def constant(self, caps: Caps) -> Decimal:
         """The proved constant; infinity where there is no proof."""
         try:
-            return largest_rms(self.rows(caps)[-1], "gain")
+            return self.measure(self.proof(caps))
         except UncertifiableError:
             return Decimal("inf")
 
@@ -160,6 +185,27 @@ class Within:
         for name in freed:
             caps[name] = most if self.log({**caps, name: most}) <= here else caps[name]
         return caps
+
+    def for_all_inputs(self) -> "Within":
+        """The same for every finite input."""
+        other = copy.copy(self).measured_by(self.measure)
+        other._domain, other._walk = math.inf, None
+        other._promises, other._units = dict(self._promises), dict(self._units)
+        return other
+
+    @property
+    def inputs(self) -> str:
+        """The domain, in words."""
+        if isinstance(self._domain, Box):
+            return f"inputs with entries {between(self._domain.low, self._domain.high)}"
+        return "every finite input" if self._domain == math.inf else f"inputs of RMS at most {assumed(self._domain)}"
+
+    def forget(self, names: Container[str]) -> None:
+        """Take these parameters for any of `any_entries`; they have no cap afterwards."""
+        for alias in [alias for alias, (name, _) in self._units.items() if name in names]:
+            del self._units[alias]
+            self._promises[alias] = any_entries(alias, self._program.stored[alias].tensor)
+        self._walk, self._last = None, ({}, math.nan)
 
     def refresh(self, name: str, values: Tensor) -> None:
         """Have the next proof take these values of a stored tensor."""

@@ -16,6 +16,7 @@ from wellnormed.constraints.caps import ColumnCap, EntryCap, SoftCap
 from wellnormed.constraints.of_optimizer import Constraints
 from wellnormed.constraints.step_lengths import BoundsItsSteps, attached_to
 from wellnormed.constraints.weights import Constrained
+from wellnormed.norms import Norm
 from wellnormed.optim import Averaged
 from wellnormed.optim.around import runs_hooks, stepping, within
 from wellnormed.parallel.layout import local, refuse_untrainable, whole
@@ -115,8 +116,12 @@ def _why_not(constraint: Constraint, a: AssignedParameter) -> str:
         return "AdamW moves it, and it has no norm to bound"
     if constraint.acts_on(a.norm):
         return ""
-    serves = next((kind.__name__ for kind in (SoftCap, ColumnCap, EntryCap) if kind(1.0).acts_on(a.norm)), "Sphere")
-    return f"{type(constraint).__name__} does not act on {a.norm}; {serves} does"
+    return f"{type(constraint).__name__} does not act on {a.norm}; {serving(a.norm)} does"
+
+
+def serving(norm: Norm) -> str:
+    """The name of a constraint that acts on weights in a norm: a cap, if one does."""
+    return next((kind.__name__ for kind in (SoftCap, ColumnCap, EntryCap) if kind(1.0).acts_on(norm)), "Sphere")
 
 
 def _refuse_no_constraint(pattern: str, constraint: object) -> None:

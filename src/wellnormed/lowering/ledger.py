@@ -306,12 +306,7 @@ class Ledger:
         if bool(stored.tensor.to(wide).isnan().any()):
             remedy = "give what it is made of a constraint that promises a bound for all steps, freeze that,"
             if not stored.computed and stored.name in self.promises and self._promise(stored) is None:
-                cap, last = "ColumnCap" if stored.tensor.ndim == 1 else "SoftCap", stored.name.rpartition(".")[2]
-                missing = [name for name, promise in self.promises.items() if promise is None]
-                alike = {name for name in self.promises if name.endswith(last)}
-                pattern = f"*{last}" if 1 < len(alike) and alike <= {*missing} else stored.name
-                of = ", ".join(missing)
-                remedy = f"add {pattern!r}: wn.{cap}(1.0) to constrain (it promises nothing of {of}), freeze it,"
+                remedy = "give it a constraint that promises a bound for all steps, freeze it,"
             elif self._promise(stored) is not None:
                 remedy = "that norm does not bound what this operation does with it; freeze it,"
             raise self.refuse(

@@ -29,7 +29,7 @@ from wellnormed.program.interpreter import Interpreter, is_stored
 from wellnormed.program.operation import kind_of, name_of, packet, record_of
 from wellnormed.program.places import first_line, owner, place
 from wellnormed.program.program import Program, tensors_of
-from wellnormed.proof import Claim, Promise, Row
+from wellnormed.proof import Claim, Promise, Proof
 from wellnormed.proof.value import Value
 
 
@@ -326,8 +326,8 @@ def _gain(walk: Walk) -> Decimal:
     return output.bounds.gain.max()
 
 
-def proved_again(walk: Walk, promises: Mapping[str, Promise]) -> list[Row]:
-    """The rows of a finished walk, proved for other promises; the walk's choices among bounds stay.
+def proved_again(walk: Walk, promises: Mapping[str, Promise]) -> Proof:
+    """The proof of a finished walk for other promises; the walk's choices among bounds stay.
 
     Raises:
         CheckError: A row does not follow.
@@ -342,7 +342,7 @@ def proved_again(walk: Walk, promises: Mapping[str, Promise]) -> list[Row]:
 
     for row in first.rows.values():
         proof.add(replace(row, claims=tuple(map(claimed, row.claims)), bounds=None))
-    return list(proof.rows.values())
+    return proof
 
 
 def plain_tree(tree: Any) -> Any:

@@ -1,0 +1,119 @@
+"""Caps within which no attention logit exceeds a number: `constrain(largest_logit=...)`."""
+
+from collections.abc import Mapping
+from decimal import Decimal
+
+import torch
+from torch import Tensor
+
+from wellnormed.certificates.budget import Budget
+from wellnormed.certificates.within import LEAST, BudgetError, Caps, Within, logits_of
+from wellnormed.constraints import Constraints
+from wellnormed.program.errors import UncertifiableError
+from wellnormed.proof import Proof
+from wellnormed.proof.decimals import shown
+from wellnormed.routing.tables import aligned
+
+_ALIKE = Decimal("1.01")
+_STEP = 1 - 1e-2
+"""The factor on a cap by which is found which logits depend on it."""
+
+
+class Logits(Budget):
+    """Constraints whose caps keep every attention's logits at most a number, for every input of the domain.
+
+    Caps stand still, and only parameters that a logit depends on have one. Behind a norm layer these are its gain and
+    bias, the queries and the keys. They are in proportion to the norms at the start (at least 1 each, vectors 1/4), in
+    the norms of heads where a module says how many there are, times one factor for each attention, from the first on.
+    """
+
+    def logits(self) -> dict[str, float]:
+        """Row of an attention -> the largest logit that is proved for all weights within the caps."""
+        return {row: float(logit) for row, logit in logits_of(self._within.proof(self.caps())).items()}
+
+    def __str__(self) -> str:
+        """The number of every attention, and the caps."""
+        rows = [("attention", "largest logit"), *((row, shown(logit, ".4g")) for row, logit in self.logits().items())]
+        head = f"No attention logit beyond {shown(self._asked)} after any step, for {self._within.inputs}"
+        caps = Constraints.__str__(self).replace("no pattern names it", "no logit depends on it")
+        return f"{head}\n{aligned(rows)}\n{caps}"
+
+    __repr__ = __str__
+
+
+def most_logit(proof: Proof) -> Decimal:
+    """The largest logit of all attentions."""
+    return max(logits_of(proof).values())
+
+
+def for_most_inputs(within: Within, caps: Caps) -> Within:
+    """The same for every finite input, if logits are hardly larger then, as behind norm layers."""
+    wide, here = within.for_all_inputs(), logits_of(within.proof({**caps, **within.tables()}))
+    try:
+        everywhere = logits_of(wide.proof(caps))
+    except UncertifiableError:
+        return within
+    alike = here.keys() == everywhere.keys() and all(everywhere[row] <= logit * _ALIKE for row, logit in here.items())
+    return wide if alike else within
+
+
+def logit_caps(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], within: Within, start: Caps, most: float
+) -> Caps:  # fmt: skip
+    """Find caps within which all logits are proved to be at most a number, for the parameters that they depend on.
+
+    Args:
+        optimizer: The optimizer, which must have these parameters.
+        parameters: Name -> parameter.
+        within: The proof; afterwards it knows nothing of the other parameters, and has the largest logit as its
+            measure.
+        start: Name -> the cap to start from.
+        most: The number.
+    """
+    pinned = within.tables()
+    caps: Caps = {**start, **pinned}
+    if not (first := logits_of(within.proof(caps))):
+        raise ValueError(
+            "constrain: largest_logit= is of attention, and this model has none whose logits are bounded: neither "
+            "scaled_dot_product_attention nor softmax(scale q k^T + mask) v; cap queries and keys by hand"
+        )
+    moved = {name: logits_of(within.proof({**caps, name: cap * _STEP})) for name, cap in caps.items()}
+    depends = {row: [name for name in caps if moved[name].get(row) != logit] for row, logit in first.items()}
+    held = {name for names in depends.values() for name in names} | pinned.keys()  # whose rows are the inputs
+    caps = {name: cap for name, cap in caps.items() if name in held}
+    within.forget(moved.keys() - held)
+    owned = {p for group in optimizer.param_groups for p in group["params"]}
+    if others := [name for name in caps if parameters[name] not in owned]:
+        raise ValueError(
+            f"constrain: logits depend on {', '.join(others)}, which another optimizer moves; put them into this one, "
+            "as wn.Muon and wn.Scion have all, or freeze them"
+        )
+    for _ in range(3):  # at other caps the proof may choose among bounds otherwise
+        done = set(pinned)
+        for row, names in depends.items():
+            free = [name for name in names if name not in pinned]
+            own = [name for name in free if name not in done] or free
+            done |= {*own}
+            within.measured_by(lambda proof, row=row: logits_of(proof)[row])
+            if own:
+                rest = {name: cap for name, cap in caps.items() if name not in own}
+                caps = _scaled(within, row, {name: caps[name] for name in own}, most, rest)
+        within.measured_by(most_logit).walked_at(caps)
+        if within.constant(caps) <= Decimal(most):
+            return caps
+    raise ValueError(
+        f"constrain: no caps were proved to keep largest_logit={most}; what is frozen, tables and constraints that are "
+        f"given as well have {shown(within.constant(caps))}"
+    )
+
+
+def _scaled(within: Within, row: str, caps: Caps, most: float, rest: Caps) -> Caps:
+    try:
+        return within.scaled(caps, most, rest, degree=2.0)
+    except BudgetError as error:
+        least = shown(Decimal(error.log).exp() * (1 + Decimal("1e-6")))
+        raise ValueError(
+            f"constrain: largest_logit={most} is less than {row} can have: with caps of {LEAST:g} of the norms at the "
+            f"start of {', '.join(caps)} it has {least}. Without a norm layer before queries and keys, logits grow "
+            "with all layers before, and with the radius of the input"
+        ) from None

@@ -1,0 +1,143 @@
+"""Caps that keep logits: `constrain(largest_logit=)` finds them, and `certify(within=)` asks for no others."""
+
+import math
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import wellnormed as wn
+from wellnormed.certificates import UncertifiableError
+from wellnormed.norms import PerHead
+
+
+class Attention(nn.Module):
+    """A pre-norm block of four heads, which notes its largest logit."""
+
+    def __init__(self, rotary=False, fused=False, norm=nn.RMSNorm, bias=False):
+        super().__init__()
+        self.norm, self.num_heads, self.rotary = norm(32), 4, rotary
+        if fused:
+            self.qkv = nn.Linear(32, 96, bias=bias)
+        else:
+            self.q, self.k, self.v = (nn.Linear(32, 32, bias=bias) for _ in range(3))
+        angles = torch.arange(6.0)[:, None] / 10 ** torch.arange(4)
+        self.register_buffer("turns", torch.stack([angles.cos(), angles.sin()]).repeat(1, 1, 2))
+        self.seen = 0.0
+
+    def forward(self, x):
+        x = self.norm(x)
+        parts = self.qkv(x).chunk(3, -1) if hasattr(self, "qkv") else (self.q(x), self.k(x), self.v(x))
+        q, k, v = (each.unflatten(-1, (4, 8)).transpose(1, 2) for each in parts)
+        if self.rotary:
+            halves = lambda z: torch.cat([-z[..., 4:], z[..., :4]], -1)  # noqa: E731
+            q, k = (z * self.turns[0] + halves(z) * self.turns[1] for z in (q, k))
+        if not torch.compiler.is_compiling() and type(q) is torch.Tensor:
+            self.seen = (q @ k.mT).detach().abs().max() / math.sqrt(8)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+class Blocks(nn.Module):
+    """Tokens, attention layers with residuals, and a head behind a norm layer."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.table, self.layers = nn.Embedding(12, 32), nn.ModuleList(layers)
+        self.last, self.head = nn.LayerNorm(32), nn.Linear(32, 12)
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(self.last(x))
+
+
+TOKENS = torch.arange(24).reshape(4, 6) * 5 % 12
+MODELS = {
+    "two layers": lambda: Blocks(Attention(), Attention(rotary=True)),
+    "fused, with biases": lambda: Blocks(Attention(fused=True, norm=nn.LayerNorm, bias=True)),
+    "no norm layer": lambda: Blocks(Attention(norm=nn.Identity), Attention(norm=nn.Identity)),
+}
+OPTIMIZERS = {
+    "Scion": lambda model: wn.Scion(model, lr=0.5),
+    "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=0.3),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_no_logit_is_beyond_the_number_after_any_step(name, make):
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    optimizer, normed = make(model), name != "no norm layer"
+    constraints = wn.constrain(optimizer, norms=model, largest_logit=5.0, example_input=TOKENS)
+    assert all(4.99 < logit <= 5.0 for logit in constraints.logits().values())
+    assert len(constraints.logits()) == len(model.layers)
+    assert all(f"{row}  " in str(constraints) for row in constraints.logits())
+    held = constraints.caps().keys()
+    assert not {"head.weight", "last.weight"} & held
+    assert ("table.weight" in held) is not normed
+    for _ in range(5):
+        optimizer.zero_grad()
+        F.cross_entropy(model(TOKENS).flatten(0, 1), TOKENS.flatten()).backward()
+        optimizer.step()
+        assert all(ratio <= 1 for ratio in constraints.proved_ratios().values())
+        model(TOKENS)
+        assert all(layer.seen <= 5.0 for layer in model.layers)
+    always = wn.certify(model, TOKENS, math.inf if normed else 1.0, within=constraints)
+    assert 4.99 < always.largest_logit <= 5.0
+    assert {*constraints.caps()} <= {promise.name for promise in always.promises}
+
+
+def test_the_formula_is_per_head_and_rotary_keeps_it():
+    """c^2 sqrt(d_head), for tokens of RMS 1: 2.3^2 sqrt(8) = 14.96; with the norm of the whole, times four heads."""
+    for rotary in (False, True):
+        model = Attention(rotary)
+        for norm, expected in ((PerHead(4), 14.9623), (wn.Spectral(), 4 * 14.9623)):
+            norms = wn.assign_norms(model, overrides={"q.weight": norm, "k.weight": norm})
+            caps = {"[qk]": wn.HardCap(2.3), "norm.weight": wn.constraints.EntryCap(1.0)}
+            constraints = wn.constrain(wn.Scion(model), caps, norms=norms)
+            proved = wn.certify(model, torch.zeros(1, 6, 32), within=constraints).largest_logit
+            assert proved == pytest.approx(expected, rel=1e-4)
+
+
+def test_certify_asks_for_caps_of_what_logits_depend_on_and_names_ones_that_constrain_takes():
+    model = Blocks(Attention())
+    constraints = wn.constrain(wn.Scion(model), {"head.weight": wn.HardCap(1.0)})
+    with pytest.raises(UncertifiableError, match="What has no promise") as error:
+        wn.certify(model, TOKENS, within=constraints)
+    constraints.remove()
+    named = dict(re.findall(r"'([\w.]+)': wn\.(\w+)\(1\.0\)", str(error.value)))
+    assert named["table.weight"] == "ColumnCap"
+    assert named.keys() == dict(model.named_parameters()).keys() - {"head.weight"}
+    constraints = wn.constrain(wn.Scion(model), {"head.weight": wn.HardCap(1.0)} | {
+        name: getattr(wn.constraints, kind)(1.0) for name, kind in named.items()
+    })  # fmt: skip
+    assert wn.certify(model, TOKENS, 2.0, within=constraints).lipschitz < 1e9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"largest_logit": 5.0, "lipschitz": 1.0}, "two searches"),
+        ({"largest_logit": -1.0}, "largest_logit"),
+        ({"largest_logit": 5.0, "norms": nn.Linear(2, 2), "example_input": torch.zeros(1, 2)}, "this model has none"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments, words):
+    model = arguments.get("norms") or Blocks(Attention())
+    with pytest.raises(ValueError, match=words):
+        wn.constrain(wn.Scion(model), **{"example_input": TOKENS} | arguments)
+
+
+def test_a_number_out_of_reach_and_parameters_of_other_optimizers_are_named():
+    model = Blocks(Attention())
+    with pytest.raises(ValueError, match=r"largest_logit=1e-09 is less than layers\.0"):
+        wn.constrain(wn.Scion(model), largest_logit=1e-9, example_input=TOKENS)
+    matrices = torch.optim.SGD([p for p in model.parameters() if p.ndim == 2], lr=0.1)
+    with pytest.raises(ValueError, match=r"depend on layers\.0\.norm\.weight, which another optimizer moves"):
+        wn.constrain(matrices, norms=model, largest_logit=5.0, example_input=TOKENS)
+    model.layers[0].norm.requires_grad_(False)
+    assert wn.constrain(matrices, norms=model, largest_logit=5.0, example_input=TOKENS).caps()
