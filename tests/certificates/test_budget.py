@@ -104,6 +104,7 @@ def asked(constant):
     return pytest.approx(constant * (1 - TOLERANCE / 2), rel=TOLERANCE / 2)
 
 
+@pytest.mark.filterwarnings("ignore:constrain. lipschitz=20.0 costs range")  # of the norm layer
 @pytest.mark.parametrize("name", MODELS)
 def test_the_constant_is_proved_after_every_step_while_caps_move(name):
     make, x, constant = MODELS[name]
@@ -306,6 +307,37 @@ def test_print_fits_80_columns_and_sums_to_all_of_the_constant():
     shares = [float(cell[:-1]) for line in lines[2:-1] for cell in line.split()[3:4]]
     assert sum(shares) == pytest.approx(100, abs=4)  # each is rounded
     assert constraints.caps()["0.bias"] == FREE
+
+
+def ordinary_gpt():
+    layers = (m for _ in range(2) for m in (nn.LayerNorm(8), nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)))
+    return nn.Sequential(nn.Embedding(12, 8), Residual(*layers), nn.LayerNorm(8), nn.Linear(8, 12, bias=False))
+
+
+def test_a_constant_with_which_the_result_can_hardly_move_is_refused_before_anything_is_changed():
+    """Norm layers have steep slopes and a small range: caps that make up for the slopes leave little of the range."""
+    torch.manual_seed(0)
+    model = ordinary_gpt()
+    optimizer, before = wn.Scion(model), copy.deepcopy(model.state_dict())
+    words = r"can hardly move: .* RMS of at most 0\.0\d+, .* of what it could be.* weights are above.* wn\.calibrate"
+    with pytest.raises(ValueError, match=words):
+        wn.constrain(optimizer, lipschitz=10.0, example_input=TOKENS)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    with pytest.warns(UserWarning, match="costs range"):
+        constraints = wn.constrain(optimizer, lipschitz=10.0, example_input=TOKENS, accept_small_range=True)
+    model.eval()
+    certificate = wn.certify(model, TOKENS, within=constraints)
+    assert certificate.lipschitz == asked(10.0)
+    constraints.remove()
+    wn.constrain(optimizer, lipschitz=1e30, example_input=TOKENS)  # a constant that these weights have: no word
+
+
+@pytest.mark.parametrize("constant", [0.01, 1.0, 100.0])
+def test_without_norm_layers_any_constant_is_taken_without_a_word(constant):
+    layers = nn.Conv2d(2, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)
+    convolutions = nn.Sequential(nn.Unflatten(1, (2, 4, 4)), *layers).eval()
+    for model, x in ((MODELS["MLP"][0](), X), (convolutions, torch.zeros(1, 32))):
+        wn.constrain(wn.Scion(model), lipschitz=constant, example_input=x)
 
 
 def test_less_than_a_model_can_have_is_refused_with_what_stands_in_the_way():

@@ -18,6 +18,7 @@ from wellnormed._inputs import require_numbers
 from wellnormed._modes import evaluating
 from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
 from wellnormed.certificates.certifying import example_of, unwrapped
+from wellnormed.certificates.cost import cost_of
 from wellnormed.certificates.printing import RECTIFIED, factors, only_relu
 from wellnormed.certificates.promising import promise_of
 from wellnormed.certificates.within import LEAST, TOLERANCE, BudgetError, Capped, Caps, Within
@@ -264,7 +265,7 @@ class Budget(Constraints):
 def constrain_to(
     optimizer: torch.optim.Optimizer, given: Mapping[str, Constraint], norms: Assignment | nn.Module | None,
     prove: bool, what: str, most: float, example_input: Any, domain: Domain,
-    output: str | int | None, move_every: int,
+    output: str | int | None, move_every: int, accept_small_range: bool,
 ) -> Constraints:  # fmt: skip
     """Find caps within which a model has at most a constant, or logit; its other arguments are `constrain`'s."""
     require_numbers("constrain: ", {what: most}, POSITIVE)
@@ -314,7 +315,11 @@ def constrain_to(
         caps = logit_caps(optimizer, parameters, within, start, most)
         kind, costs, move_every = Logits, {}, 0
     else:
-        kind, (caps, costs) = Budget, _caps_of_constant(within, start, most)
+        kind, (caps, costs, free) = Budget, _caps_of_constant(within, start, most)
+        held = [a for a in assignment if a.name in caps]
+        norms_now = {a.name: float(_kind(a)[1].upper_bound(whole(a.parameter.detach()))) for a in held}
+        cost = cost_of(within, start, caps, free, norms_now, most)
+        cost.judge(most, accept_small_range)
     make = partial(
         kind, within=within, asked=float(most), caps=caps, costs=costs, fixed=fixed, every=move_every,
         rectified=only_relu(within.rows(caps)),
@@ -323,8 +328,8 @@ def constrain_to(
     return attach(optimizer, constraints, assignment, prove, make)
 
 
-def _caps_of_constant(within: Within, start: Caps, lipschitz: float) -> tuple[Caps, Caps]:
-    """Caps in proportion to others that give a constant, by how many per cent it grows for one of each."""
+def _caps_of_constant(within: Within, start: Caps, lipschitz: float) -> tuple[Caps, Caps, list[str]]:
+    """Caps in proportion to others that give a constant, by how many per cent it grows for one of each, the free."""
     caps, pinned = start, within.tables()
     try:
         for _ in range(3):  # at other caps the proof may choose among bounds otherwise
@@ -334,10 +339,10 @@ def _caps_of_constant(within: Within, start: Caps, lipschitz: float) -> tuple[Ca
     except BudgetError as error:
         raise ValueError(_too_small(lipschitz, error)) from None
     costs = within.elasticities(caps, [name for name in caps if name not in pinned])
-    caps = within.freed(caps, FREE, [name for name, cost in costs.items() if not cost])
+    caps = within.freed(caps, FREE, free := [name for name, cost in costs.items() if not cost])
     if not within.constant(caps) <= Decimal(lipschitz):
         raise ValueError(f"constrain: no caps were proved to keep lipschitz={lipschitz}; please report it")
-    return caps, costs
+    return caps, costs, free
 
 
 def _kind(a: AssignedParameter) -> tuple[type[Cap], Norm]:

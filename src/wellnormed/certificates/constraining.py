@@ -25,6 +25,7 @@ def constrain(
     box: tuple[float, float] | None = None,
     output: str | int | None = None,
     move_every: int = 100,
+    accept_small_range: bool = False,
 ) -> Constraints:
     """Keep weights in bounds: constraints hold as long as only the optimizer moves the weights.
 
@@ -68,14 +69,18 @@ def constrain(
         box: Two numbers between which all entries of the input lie, in the place of `radius`.
         output: Which tensor, if the model returns several.
         move_every: With `lipschitz`, the number of steps from one move of the caps to the next; 0 for caps that stay.
+        accept_small_range: With `lipschitz`, whether to attach caps within which the result keeps less than a tenth of
+            its range, as those of a model with ordinary norm layers do. They are refused otherwise; below a quarter,
+            a warning says what is left, and how far weights were moved.
 
     Returns:
         The attached constraints, with `project_()`, `norm_ratios()` (estimates), `proved_ratios()`, `state_dict()` and
         `remove()`.
 
     Raises:
-        ValueError: An argument makes no sense; or the model cannot have a constant or logits as small as that, and
-            the message says which it can have, and what stands in the way.
+        ValueError: An argument makes no sense; or the result could hardly move (`accept_small_range`); or the model
+            cannot have a constant or logits as small as that, and the message says which it can have, and what stands
+            in the way.
         UncertifiableError: With `lipschitz` or `largest_logit`, an operation of the model has no bound.
 
     Example:
@@ -90,7 +95,7 @@ def constrain(
         True
     """
     inner = constrainable(optimizer)
-    require_flags("constrain: ", {"prove": prove})
+    require_flags("constrain: ", {"prove": prove, "accept_small_range": accept_small_range})
     given_numbers = {"lipschitz": lipschitz, "largest_logit": largest_logit}
     numbers = {name: number for name, number in given_numbers.items() if number is not None}
     if len(numbers) > 1:
@@ -102,6 +107,7 @@ def constrain(
             "output": output,
             "radius": None if radius == 1 else radius,
             "move_every": None if move_every == 100 else move_every,
+            "accept_small_range": accept_small_range or None,
         }
         if unused := [name for name, value in asked.items() if value is not None]:
             raise ValueError(
@@ -118,4 +124,6 @@ def constrain(
 
     given, domain = {} if constraints is None else constraints, domain_from("constrain", radius, box)
     ((what, most),) = numbers.items()
-    return constrain_to(inner, given, norms, prove, what, most, example_input, domain, output, move_every)
+    return constrain_to(
+        inner, given, norms, prove, what, most, example_input, domain, output, move_every, accept_small_range
+    )

@@ -200,6 +200,11 @@ class Within:
             return f"inputs with entries {between(self._domain.low, self._domain.high)}"
         return "every finite input" if self._domain == math.inf else f"inputs of RMS at most {assumed(self._domain)}"
 
+    @property
+    def distance(self) -> float:
+        """The largest distance of two inputs, in RMS of a group."""
+        return self._domain.high - self._domain.low if isinstance(self._domain, Box) else 2 * self._domain
+
     def forget(self, names: Container[str]) -> None:
         """Take these parameters for any of `any_entries`; they have no cap afterwards."""
         for alias in [alias for alias, (name, _) in self._units.items() if name in names]:
