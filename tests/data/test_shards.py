@@ -42,15 +42,6 @@ def test_tokens_come_back_in_the_order_of_the_files(folder):
     assert len(load_shards("train", folder)) == 30  # also by its path
 
 
-def test_no_window_runs_from_one_file_into_the_next():
-    tokens = Tokens([np.arange(5), np.arange(100, 104)])
-    for start in range(len(tokens)):
-        (window,) = tokens.windows(torch.tensor([start]), 4)
-        assert torch.equal(window - window[0], torch.arange(4)), start
-    with pytest.raises(ValueError, match="array 1 has 4 tokens, fewer than a window of 5"):
-        tokens.windows(torch.tensor([6]), 5)
-
-
 @given(lengths=st.lists(st.integers(0, 7), min_size=1, max_size=5), data=st.data())
 def test_reading_runs_through_the_ends_of_files(lengths, data):
     whole = np.arange(sum(lengths))
@@ -130,7 +121,7 @@ def test_a_token_beyond_the_vocabulary_is_named_with_its_place(folder):
     tokens.vocabulary = 65
     assert tokens.windows(torch.tensor([0, 5]), 4).max() == 8
     with pytest.raises(ValueError, match=r"000002\.bin has the token 65 at place 3, but .* has 65: .* at least 71"):
-        tokens.windows(torch.tensor([0, 12]), 4)  # the second is moved to where it fits
+        tokens.windows(torch.tensor([0, 12]), 4)
     tokens.vocabulary = 71
     assert tokens.windows(torch.tensor([12]), 4).max() == 70
 

