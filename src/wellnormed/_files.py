@@ -10,7 +10,6 @@ import sys
 import typing
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -155,10 +154,9 @@ def read_bytes(path: Path, remedy: str) -> bytes:
     """The content of a file; a `ValueError` that ends with the remedy if it is missing or cannot be read."""
     try:
         return path.read_bytes()
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing; {remedy}") from None
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); {remedy}") from None
+        why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise ValueError(f"{path} {why}; {remedy}") from None
 
 
 def read_json(path: Path, remedy: str, sealed: bool = False) -> dict[str, Any]:
@@ -205,13 +203,10 @@ def parse_dataclass(cls: type[T], content: Any, where: str) -> T:
         raise ValueError(f"{where}: expected an object, found {content!r}")
     cls = _member(cls, content)
     kinds, values = typing.get_type_hints(cls), {}
-    for key in content:
-        if key not in kinds:
-            near = get_close_matches(key, kinds, n=1, cutoff=0)
-            raise ValueError(f"{where}: unknown key {key!r}; did you mean {near[0]!r}?")
+    for key in sorted(content.keys() ^ kinds.keys()):
+        what = "unknown" if key in content else "missing"
+        raise ValueError(f"{where}: {what} key {key!r}; another version or another command wrote this file")
     for name, kind in kinds.items():
-        if name not in content:
-            raise ValueError(f"{where}: the key {name!r} is missing; another version wrote this file, so write it anew")
         value = content[name]
         nested = dataclasses.is_dataclass(_member(kind, value))
         if not (nested or _fits(kind, value)):

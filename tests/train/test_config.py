@@ -16,7 +16,7 @@ def test_presets_survive_json(name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"learning_rat": 0.1}, r"unknown key 'learning_rat'; did you mean 'learning_rate'\?"),
+        ({"learning_rat": 0.1}, "unknown key 'learning_rat'; another version"),
         ({"model": 3}, "config.model: expected an object"),
         ({"batch": 0}, "batch=0 must be positive"),
     ],
@@ -29,7 +29,7 @@ def test_json_is_read_strictly(change, message):
 def test_a_missing_key_is_named():
     content = asdict(PRESETS["cpu"])
     del content["seed"]
-    with pytest.raises(ValueError, match="the key 'seed' is missing"):
+    with pytest.raises(ValueError, match="missing key 'seed'"):
         parse_dataclass(TrainConfig, content, "config")
 
 
