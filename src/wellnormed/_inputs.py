@@ -1,7 +1,7 @@
 """Refusals of wrong types, each by a `ValueError` that names the parameter, the value and what to pass."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from numbers import Integral, Real
 
 import torch
@@ -41,6 +41,12 @@ def require_numbers(
             )
         if within is not None and not within.holds(value):
             raise ValueError(f"{where}{name}={value} must {within.must}{remedy and '; '}{remedy}")
+
+
+def require_choice(name: str, value: object, choices: Collection[object], remedy: str = "") -> None:
+    """Refuse a value that is not one of the choices; the message ends with the words of the remedy."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is not one of {', '.join(map(str, choices))}{remedy and '; '}{remedy}")
 
 
 def require_sizes(layer: nn.Module, **sizes: int) -> None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 else:
     Matrices = Tensor  # jaxtyping is for type checkers alone
 
+OTHER_METHODS = "other published ones are in the repository's papers/published_matrix.py"
+"""The remedy for a method that is not known."""
+
 
 def check_matrix(x: Tensor, name: str) -> None:
     """Refuse what is not a dense real floating-point matrix or a batch of them; `name` is the argument's name."""

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from wellnormed._batching import in_batches
-from wellnormed._inputs import require_numbers
+from wellnormed._inputs import require_choice, require_numbers
 from wellnormed.matrix import _clip_methods
 from wellnormed.matrix._checks import (
+    OTHER_METHODS,
     Matrices,
     as_bound,
     check_matrix,
@@ -130,11 +131,7 @@ def _clipped(
     **known: float,
 ) -> Tensor:
     check_matrix(w, "w")
-    if method not in METHODS:
-        raise ValueError(
-            f"method={method!r} is not one of {', '.join(METHODS)}; other published ones are in the repository's "
-            "papers/published_matrix.py"
-        )
+    require_choice("method", method, METHODS, OTHER_METHODS)
     bounds = as_bound(lower, w, "lower").clamp(min=0), as_bound(upper, w, "upper"), as_bound(decay, w, "decay")
     if method == "auto":
         method = "gram" if w.device.type == "cpu" else "products"

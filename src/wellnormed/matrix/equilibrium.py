@@ -13,7 +13,7 @@ stays smaller: nothing pulls it up.
 
 from typing import Literal, get_args
 
-from wellnormed._inputs import require_numbers
+from wellnormed._inputs import require_choice, require_numbers
 from wellnormed._ranges import NOT_NEGATIVE, PART
 
 Order = Literal["step-then-project", "project-then-step"]
@@ -44,7 +44,6 @@ def clipped_weight_decay_equilibrium(
     """
     require_numbers("", {"upper": upper, "lr": lr, "overshoot": overshoot}, NOT_NEGATIVE)
     require_numbers("", {"decay": decay}, PART, "at 0 no norm is held, and beyond 1 the sign flips")
-    if order not in get_args(Order):
-        raise ValueError(f"order={order!r} is not one of {', '.join(get_args(Order))}")
+    require_choice("order", order, get_args(Order))
     kept = 1 - decay if order == "step-then-project" else 1.0
     return upper + kept * (lr * overshoot / decay)

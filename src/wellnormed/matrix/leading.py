@@ -4,9 +4,7 @@ A thick-restart Lanczos iteration on `W^T W` (Wu and Simon, 2000). It proves no 
 leading singular value is in `leading_maps`.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,9 +12,6 @@ from torch import Tensor
 from wellnormed._inputs import require_numbers
 from wellnormed._ranges import POSITIVE
 from wellnormed.matrix._checks import Matrices, check_finite, check_matrix, finite_scale
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 _EXPAND = 4  # basis vectors added between two Rayleigh-Ritz tests, and so the least that a call costs
 _KEEP = 8  # Ritz vectors kept at a restart: with 1 a Gaussian matrix needs 144 vectors, with 2, 4 and 8: 44, 32, 32
@@ -26,19 +21,19 @@ value 5% larger is found in one call by 0.3 always, by 0.1 in 11 of 16 cases, by
 
 
 class Triplet(NamedTuple):
-    """Approximate leading singular triplet: unit vectors with `W v = s u`; all zero for a zero matrix."""
+    """Approximate leading singular triplet: unit vectors with `W v = s u`; all zero for a zero matrix.
 
-    u: Float[Tensor, "*batch m"]
-    s: Float[Tensor, "*batch"]
-    v: Float[Tensor, "*batch n"]
+    Shape: `u (*batch, m)`, `s (*batch,)`, `v (*batch, n)`.
+    """
+
+    u: Tensor
+    s: Tensor
+    v: Tensor
 
 
 @torch.no_grad()
 def leading_singular_triplet(
-    w: Matrices,
-    start: Float[Tensor, "*batch n"] | None = None,
-    tolerance: float = 1e-3,
-    max_iterations: int = 128,
+    w: Matrices, start: Tensor | None = None, tolerance: float = 1e-3, max_iterations: int = 128
 ) -> Triplet:
     """The largest singular value and its vectors, by products with `w` and its transpose only.
 
@@ -47,8 +42,8 @@ def leading_singular_triplet(
 
     Args:
         w: Matrices of any floating dtype, entries from 1e-30 to 1e30; float16 and bfloat16 are computed in float32.
-        start: The `v` of an earlier call, of any length, zero or not. A fixed vector is mixed in, so that the iteration
-            leaves a start that is another singular vector. With None the iteration starts at the fixed vector.
+        start: The `v` of an earlier call, `(*batch, n)`, of any length, or zero. A fixed vector is mixed in, so that
+            the iteration leaves a start that is another singular vector. With None it starts at the fixed vector.
         tolerance: Stop when `|W^T u - s v| <= tolerance s` in every matrix of the batch: then a singular value lies
             within `tolerance s` of `s`, and where the largest stands apart by `gap`, `s` is exact to
             about `(tolerance s)^2 / gap`.

@@ -23,7 +23,7 @@ import math
 import numpy as np
 import torch
 
-from wellnormed._inputs import require_numbers
+from wellnormed._inputs import require_choice, require_numbers
 from wellnormed.matrix.coefficients import CoefficientSet, Step, critical_points, image, stretched
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -65,10 +65,8 @@ def optimal_coefficients(
         )
     if not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps={steps} must be an integer of at least 1; 5 to 8 are usual")
-    if degree not in (3, 5):
-        raise ValueError(f"degree={degree} is not one a coefficient set can hold; use 5, or 3 for cheaper steps")
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype={dtype} is not one msign runs in; choose among {', '.join(map(str, _DTYPES))}")
+    require_choice("degree", degree, (3, 5), "3 has cheaper steps")
+    require_choice("dtype", dtype, _DTYPES, "msign runs in these")
     return _compose(float(lower), steps, degree, dtype)
 
 

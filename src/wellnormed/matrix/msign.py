@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from wellnormed._batching import in_batches
+from wellnormed._inputs import require_choice
 from wellnormed._precision import all_digits
 from wellnormed.matrix._checks import (
+    OTHER_METHODS,
     Matrices,
     as_bound,
     check_finite,
@@ -61,11 +63,7 @@ def msign(x: Matrices, coefficients: str | CoefficientSet = "polar-express-8", m
                 [ 0., -1.]])
     """
     check_matrix(x, "x")
-    if method not in METHODS:
-        raise ValueError(
-            f"method={method!r} is not one of {', '.join(METHODS)}; other published ones are in the repository's "
-            "papers/published_matrix.py"
-        )
+    require_choice("method", method, METHODS, OTHER_METHODS)
     if method == "auto" and x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16):
         return msign(x.float(), coefficients).to(x.dtype)
     chosen = get(coefficients)

@@ -1,24 +1,18 @@
 """The spectral norm, and division by it or by a bound on it, in plain spectral (l2 -> l2) units."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from wellnormed._inputs import require_choice
 from wellnormed.matrix._checks import Matrices, as_bound, check_matrix, check_positive, tall_and_scaled, to_check
 from wellnormed.matrix._spectral_function import Derivative, differentiable
 from wellnormed.matrix._symmetric import symmetric_product
 from wellnormed.matrix.bounds import norm_along_power, proved_bound
 
-if TYPE_CHECKING:
-    from jaxtyping import Float
-
 METHODS = ("auto", "eigenvalue", "products")
 
 
-def spectral_norm(w: Matrices, method: str = "auto") -> Float[Tensor, "*batch"]:
+def spectral_norm(w: Matrices, method: str = "auto") -> Tensor:
     """Largest singular value, an estimate and not a proof.
 
     With `method="eigenvalue"`, which "auto" takes on a CPU, it is found from the float64 Gram matrix and good to
@@ -26,9 +20,9 @@ def spectral_norm(w: Matrices, method: str = "auto") -> Float[Tensor, "*batch"]:
     good to 1e-6 where the largest singular value exceeds the others by a thousandth, and at most 6.2e-5 below where it
     does not.
 
-    One norm per matrix in plain spectral (l2 -> l2) units, rounded down to `w`'s dtype, so that it does not exceed
-    `spectral_norm_upper_bound`; infinity where it lies beyond that dtype. Differentiable (a subgradient where the
-    largest singular value is repeated; zero at zero).
+    One norm per matrix, `(*batch,)`, in plain spectral (l2 -> l2) units, rounded down to `w`'s dtype, so that it does
+    not exceed `spectral_norm_upper_bound`; infinity where it lies beyond that dtype. Differentiable (a subgradient
+    where the largest singular value is repeated; zero at zero).
 
     Example:
         >>> spectral_norm(torch.tensor([[3.0, 0.0], [4.0, 0.0]]))
@@ -41,8 +35,7 @@ def spectral_norm(w: Matrices, method: str = "auto") -> Float[Tensor, "*batch"]:
 
 def _method(method: str, w: Tensor) -> str:
     """The method by name; "auto" is that of the device."""
-    if method not in METHODS:
-        raise ValueError(f"method={method!r} is not one of {', '.join(METHODS)}; 'auto' picks by the device")
+    require_choice("method", method, METHODS, "'auto' picks by the device")
     return method if method != "auto" else "eigenvalue" if w.device.type == "cpu" else "products"
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -33,12 +33,13 @@ class Norm(ABC):
         """Trailing dimensions that one weight occupies."""
         return 2
 
-    def __repr__(self) -> str:
+    def _settings(self) -> dict[str, Any]:
         """The settings that differ from the defaults."""
         fields = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
-        values = [(f, getattr(self, f.name)) for f in fields]
-        shown = [f"{f.name}={v!r}" for f, v in values if v != f.default]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._settings().items())})"
 
     @property
     def label(self) -> str:
@@ -49,11 +50,9 @@ class Norm(ABC):
             >>> ColNorm(input_axis=0, max_inflation=16).label, Split(3, Spectral("jordan-5")).label, Spectral().label
             ('ColNorm(16)', 'Split(3, Spectral(jordan-5))', 'Spectral')
         """
-        fields = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
-        values = {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
         shown = [
             name if value is True else value.label if isinstance(value, Norm) else str(value)
-            for name, value in values.items()
+            for name, value in self._settings().items()
             if name not in _LAYOUT
         ]
         return type(self).__name__ + (f"({', '.join(shown)})" if shown else "")

@@ -10,6 +10,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
+from wellnormed._inputs import require_choice
 from wellnormed.norms.slices import Lifted
 from wellnormed.norms.spectral import RMS_TO_RMS, Spectral
 
@@ -52,10 +53,8 @@ class SpectralConv(Lifted):
     inner: Spectral = RMS_TO_RMS  # pyrefly: ignore[bad-override]
 
     def __post_init__(self) -> None:
-        if self.mode not in ("positions", "patches", "matrix"):
-            raise ValueError(f"SpectralConv: mode={self.mode!r} must be 'positions', 'patches' or 'matrix'")
-        if self.spatial not in (1, 2, 3):
-            raise ValueError(f"SpectralConv: spatial={self.spatial} must be 1, 2 or 3, the dimensions of the image")
+        require_choice("SpectralConv: mode", self.mode, ("positions", "patches", "matrix"))
+        require_choice("SpectralConv: spatial", self.spatial, (1, 2, 3), "it counts the dimensions of the image")
         if not isinstance(self.inner, Spectral) or self.inner.input_axis != 1:
             raise ValueError(
                 f"SpectralConv: inner={self.inner!r} must be a Spectral with input_axis=1, for kernels have their own "

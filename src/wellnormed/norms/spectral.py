@@ -14,6 +14,7 @@ from typing import Literal, Self, get_args
 import torch
 from torch import Tensor
 
+from wellnormed._inputs import require_choice
 from wellnormed.matrix import coefficients as registry
 from wellnormed.matrix import (
     msign,
@@ -94,21 +95,14 @@ class MatrixNorm(Norm):
         return list(zip(slices, self.slice_units(weight), strict=True))
 
     def upper_bound(self, weight: Tensor) -> Tensor:
-        return self.slice_upper_bounds(weight).amax(-1)
+        return self._bound(weight, lambda x: torch.as_tensor(spectral_norm_upper_bound(x[None])))
 
     def bound_on_device(self, weight: Tensor) -> Tensor:
-        if weight.device.type == "cpu":
-            return self.upper_bound(weight)
-        bounds = self._measure(weight.detach(), lambda x, unit: proved_bound(x) / unit)
+        return self.upper_bound(weight) if weight.device.type == "cpu" else self._bound(weight, proved_bound)
+
+    def _bound(self, weight: Tensor, bound: Callable[[Tensor], Tensor]) -> Tensor:
+        bounds = self._measure(weight.detach(), lambda x, unit: bound(x) / unit)
         return bounds.amax(-1) * (1 + 2.0**-50)  # roundings of the unit, quotient and product
-
-    def slice_upper_bounds(self, weight: Tensor) -> Tensor:
-        """A proved bound on the norm of every slice, float64, `(*batch, slices)`."""
-
-        def bound(x: Tensor, unit: float) -> Tensor:
-            return torch.as_tensor(spectral_norm_upper_bound(x), dtype=torch.float64, device="cpu") / unit
-
-        return self._measure(weight.detach(), bound) * (1 + 2.0**-50)  # roundings of the unit, quotient and product
 
     def within(self, weight: Tensor, bound: float | Tensor) -> Tensor:
         def proved(x: Tensor, unit: float) -> Tensor:
@@ -153,11 +147,9 @@ class Spectral(MatrixNorm):
     input_axis: int = 1
 
     def __post_init__(self) -> None:
-        if self.units not in get_args(Units):
-            raise ValueError(f"Spectral: units={self.units!r} must be one of {', '.join(get_args(Units))}")
+        require_choice("Spectral: units", self.units, get_args(Units))
         registry.get(self.coefficients)
-        if self.method not in METHODS:
-            raise ValueError(f"Spectral: method={self.method!r} must be one of {', '.join(METHODS)}, as in msign")
+        require_choice("Spectral: method", self.method, METHODS, "they are those of msign")
         if not isinstance(self.input_axis, int) or self.input_axis not in (0, 1):
             raise ValueError(f"Spectral: input_axis={self.input_axis!r} must be 1 (matrix columns) or 0 (rows)")
 
