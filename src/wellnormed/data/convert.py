@@ -77,30 +77,26 @@ def convert_texts(
 
 def _write(parts: Iterable[np.ndarray], start: Path, tokenizer: Tokenizer, shard_tokens: int) -> dict[str, int]:
     """Write tokens into shards whose paths begin with `start`; return how many shards, tokens and documents it was."""
-    facts = {"shards": 0, "tokens": 0, "documents": 0}
-    waiting: list[np.ndarray] = []
-    size = 0
+    tokens = documents = shards = 0
+    for shard in _in_shards(parts, shard_tokens):
+        write_atomically(start.with_name(f"{start.name}_{shards:06d}.bin"), header(len(shard)) + shard.tobytes())
+        shards, tokens = shards + 1, tokens + len(shard)
+        documents += int((shard == tokenizer.end_of_text).sum())
+    return {"shards": shards, "tokens": tokens, "documents": documents}
 
-    def write(most: int) -> None:
-        nonlocal waiting, size
-        tokens = np.concatenate(waiting)
-        shard, waiting = tokens[:most], [tokens[most:]]
-        size -= len(shard)
-        path = start.with_name(f"{start.name}_{facts['shards']:06d}.bin")
-        write_atomically(path, header(len(shard)) + shard.tobytes())
-        documents = int((shard == tokenizer.end_of_text).sum())
-        facts.update(
-            shards=facts["shards"] + 1, tokens=facts["tokens"] + len(shard), documents=facts["documents"] + documents
-        )
 
+def _in_shards(parts: Iterable[np.ndarray], shard_tokens: int) -> Iterator[np.ndarray]:
+    """The same tokens in arrays of `shard_tokens`, and the rest."""
+    waiting, size = [np.empty(0, "<u2")], 0
     for part in parts:
         waiting.append(part)
         size += len(part)
         while size >= shard_tokens:
-            write(shard_tokens)
+            tokens = np.concatenate(waiting)
+            yield tokens[:shard_tokens]
+            waiting, size = [tokens[shard_tokens:]], size - shard_tokens
     if size:
-        write(size)
-    return facts
+        yield np.concatenate(waiting)
 
 
 def _encoded(path: Path, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
