@@ -82,10 +82,6 @@ class Certify:
     folder: Run
     attack_steps: int = 50
     """Steps of the search for a lower bound; 0 leaves it out."""
-    radius: float | None = None
-    """Largest RMS of the vectors of tokens; by default 1, or that of the model's embedding if it is larger."""
-    seed: int = 0
-    """Seeds the search."""
 
     def __call__(self) -> int | None:
         from wellnormed.models.exporting import certified
@@ -100,9 +96,8 @@ class Certify:
         config = read_config(self.folder)  # a folder of something else gets no lock file
         path = self.folder / "certificate.json"
         with locked(self.folder):  # a run in training would write its own certificate over this one
-            generator = named_generators(self.seed)["lower bound"]
             model, example, _ = certified(self.folder)
-            certificate = certify_model(model, self.attack_steps, generator, example, self.radius)
+            certificate = certify_model(model, self.attack_steps, named_generators(0)["lower bound"], example)
             certificate.save(path)
         print(f"{certificate}\nwritten to {path}")
         if "train" in config or (self.folder / "report.html").exists():
@@ -263,7 +258,7 @@ def guarded(arguments: Sequence[str] | None, run: Callable[[list[str]], int]) ->
     or 143 if SIGINT or SIGTERM stopped it, and 141 if who reads the output closed it. `--debug` shows tracebacks.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in arguments or os.environ.get("WELLNORMED_DEBUG") == "1"
+    debug = "--debug" in arguments
     try:
         status = run([argument for argument in arguments if argument != "--debug"])
         sys.stdout.flush()  # an error of this counts as one of the command

@@ -151,7 +151,7 @@ def test_a_signal_to_one_rank_stops_all_in_the_same_step_with_a_checkpoint(proce
             *("not_finite", "fsdp", "ValueError", "step 6: the loss is nan; .*checkpoint is .*step-00000004", 4),
             marks=pytest.mark.slow,
         ),
-        ("drifted", "ddp", "ValueError", "step 8: 'embedding.weight' on rank 1 is no longer what it is on rank 0", 4),
+        ("drifted", "ddp", "ValueError", "rank 1 has another weight in step 8 than rank 0: embedding.weight is", 4),
         ("disk_full", "fsdp", "OSError", "rank 1: .*step-00000008 could not be written .*No space left", 4),
         ("another_rate", "fsdp", "ValueError", "rank 1 has another config than rank 0: learning_rate is 0.5 inst", 0),
         pytest.param(

@@ -15,12 +15,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from wellnormed._files import MANIFEST, is_there, json_text, parse_dataclass, read_files, read_json
-from wellnormed.models.config import (
-    GPTConfig,
-    ModelConfig,
-    NanoGPTConfig,
-    PotentialConfig,
-)
+from wellnormed.models.config import GPTConfig, ModelConfig, NanoGPTConfig, PotentialConfig
 from wellnormed.models.gpt import GPT
 from wellnormed.models.nanogpt import NanoGPT
 from wellnormed.models.parts import PARTS, read_parts

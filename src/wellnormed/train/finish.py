@@ -34,12 +34,7 @@ def evaluated(task: LanguageTask) -> dict[str, Any]:
         weights = task.whole_weights()
 
         def prove() -> dict[str, Any]:
-            certificate = certificate_of(task.copy(weights), 0, task)
-            return (
-                certificate_facts(certificate, weights)
-                if isinstance(certificate, Certificate)
-                else {"refused": certificate}
-            )
+            return certificate_facts(certificate_of(task.copy(weights), 0, task), weights)
 
         row |= task.ranks.by_first(prove, patiently=True) or {}
     return row
@@ -53,8 +48,10 @@ def certificate_of(model: Model, attack_steps: int, task: LanguageTask) -> Certi
         return str(error)
 
 
-def certificate_facts(certificate: Certificate, weights: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """The figures of a certificate, as results of a run."""
+def certificate_facts(certificate: Certificate | str, weights: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """The figures of a certificate, as results of a run; or the reason why it was refused."""
+    if isinstance(certificate, str):
+        return {"refused": certificate}
     formats = wn.certificates.number_formats(certificate, weights=weights)
     l2 = certificate.l2_lipschitz
     return {
@@ -77,11 +74,8 @@ def finish(task: LanguageTask, run: RunFolder, console: Console) -> None:
     losses = task.evaluate(last=True)
     weights = task.whole_weights()
 
+    @task.requests.at_once()
     def end() -> None:
-        with task.requests.at_once():
-            make()
-
-    def make() -> None:
         model = task.copy(weights)
         last = run.read_metrics()[-1]  # of the last step, after which the model was evaluated
         results = {
@@ -96,11 +90,10 @@ def finish(task: LanguageTask, run: RunFolder, console: Console) -> None:
         }
         if config.certify != "no":
             certificate = certificate_of(model, config.attack_steps, task)
+            results |= certificate_facts(certificate, weights)
             if isinstance(certificate, Certificate):
                 certificate.save(run.certificate_file)
-                results |= certificate_facts(certificate, weights) | {"lower_bound": certificate.lower_bound}
-            else:
-                results["refused"] = certificate
+                results["lower_bound"] = certificate.lower_bound
         results["sample"] = _written(model, task)
         run.save_results(weights, results)
         write_report(run.path)
@@ -124,21 +117,15 @@ def _written(model: Model, task: LanguageTask) -> str:
 
 
 def certify_model(
-    model: torch.nn.Module,
-    attack_steps: int,
-    generator: torch.Generator,
-    example: Any = None,
-    radius: float | None = None,
+    model: torch.nn.Module, attack_steps: int, generator: torch.Generator, example: Any = None
 ) -> Certificate:
     """The certificate of a model, with the gain that a search of so many steps met (0: no search).
 
-    The radius is 1 by default, or the RMS of the model's largest embedding vector if that is larger.
+    The radius is 1, or the RMS of the model's largest embedding vector if that is larger.
     """
-    if radius is None:
-        kinds = torch.nn.Embedding | CappedEmbedding
-        tables = [module.weight for module in model.modules() if isinstance(module, kinds)]
-        largest = max((float(ColNorm(0).upper_bound(table.detach())) for table in tables), default=0.0)
-        radius = max(1.0, largest)
+    kinds = torch.nn.Embedding | CappedEmbedding
+    tables = [module.weight for module in model.modules() if isinstance(module, kinds)]
+    radius = max([1.0, *(float(ColNorm(0).upper_bound(table.detach())) for table in tables)])
     certificate = wn.certify(model, example, radius=radius)
     if attack_steps:
         largest_gain = wn.lower_bound(model, example, radius=radius, steps=attack_steps, generator=generator)

@@ -292,14 +292,8 @@ class LanguageTask(Task[Model]):
             name: hashlib.sha256(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data).hexdigest()
             for name, tensor in self.model.named_parameters()
         }
-        others = self.ranks.gather(digests)
-        for rank, other in enumerate(others):
-            for name, digest in other.items():
-                if digest != others[0][name]:
-                    raise ValueError(
-                        f"step {self.step}: {name!r} on rank {rank} is no longer what it is on rank 0; go on from a "
-                        "checkpoint, and if it happens again look for a faulty device or report this run"
-                    )
+        remedy = "go on from a checkpoint, and if it happens again look for a faulty device or report this run"
+        self.ranks.require_equal(f"weight in step {self.step}", digests, remedy)
 
     def copy(self, weights: dict[str, Tensor]) -> Model:
         """The model with these `whole_weights`, on the CPU and in eval mode."""

@@ -4,10 +4,8 @@ import hashlib
 import resource
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from wellnormed.train.config import TrainConfig
 from wellnormed.train.environment import record_environment, threads
 from wellnormed.train.finish import evaluated, finish, show_finished
 from wellnormed.train.language import LanguageTask
-from wellnormed.train.lock import locked
+from wellnormed.train.lock import locked, require_new
 from wellnormed.train.progress import progress_display, show_note
 from wellnormed.train.ranks import Ranks, joined
 from wellnormed.train.run_folder import RunFolder, explained, memory_explained
@@ -51,35 +49,24 @@ def train(
     """
     run = RunFolder(folder, task_of.command)
     with joined(config.device) as ranks, threads(config.threads), ExitStack() as stack:
-        _begin(config, run, ranks, stack, console or Console(), partial(task_of, schedule=schedule))
+        ranks.by_first(lambda: require_new(run.path))
+        ranks.together(lambda: require_torch(ranks.world))
+        corpus, identity = _read(config.data, config.source, ranks)
+        config = with_precision(with_vocabulary(config, corpus), ranks)
+        if ranks.world == 1:
+            config = replace(config, threads=config.threads or torch.get_num_threads())
+        ranks.require_equal("config", _flat(asdict(config)))
+        task = task_of(config, corpus, ranks, schedule=schedule)  # refuses settings before a folder exists
+
+        def begin() -> None:
+            stack.enter_context(locked(run.path))
+            symbols = {} if corpus.symbols is None else {"symbols": corpus.symbols}
+            run.create(config, {"source": corpus.name, "tokenizer": corpus.tokenizer, **symbols, **identity})
+
+        ranks.by_first(begin)
+        _require_shared(run, ranks)
+        _run(task, run, console or Console())
     return run
-
-
-def _begin(
-    config: TrainConfig,
-    run: RunFolder,
-    ranks: Ranks,
-    stack: ExitStack,
-    console: Console,
-    task_of: Callable[..., LanguageTask],
-) -> None:
-    ranks.by_first(run.require_new)
-    ranks.together(lambda: require_torch(ranks.world))
-    corpus, identity = _read(config.data, config.source, ranks)
-    config = with_precision(with_vocabulary(config, corpus), ranks)
-    if ranks.world == 1:
-        config = replace(config, threads=config.threads or torch.get_num_threads())
-    ranks.require_equal("config", _flat(asdict(config)))
-    task = task_of(config, corpus, ranks)  # refuses settings before a folder exists
-
-    def begin() -> None:
-        stack.enter_context(locked(run.path))
-        symbols = {} if corpus.symbols is None else {"symbols": corpus.symbols}
-        run.create(config, {"source": corpus.name, "tokenizer": corpus.tokenizer, **symbols, **identity})
-
-    ranks.by_first(begin)
-    _require_shared(run, ranks)
-    _run(task, run, _speaker(console, ranks))
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -136,19 +123,19 @@ def resume(
     except ValueError:
         device, count = "auto", None  # all ranks say so together
     with joined(device) as ranks, threads(count), ExitStack() as stack:
-        _go_on(run, ranks, stack, console or Console(), task_of.config_type, partial(task_of, schedule=schedule))
+        task = _resumed(run, ranks, stack, task_of, schedule)
+        if task is None:
+            ranks.by_first(lambda: show_finished(run, console or Console()), patiently=True)
+        else:
+            _run(task, run, console or Console())
     return run
 
 
-def _go_on(
-    run: RunFolder,
-    ranks: Ranks,
-    stack: ExitStack,
-    console: Console,
-    kind: type[TrainConfig],
-    task_of: Callable[..., LanguageTask],
-) -> None:
-    config, described = ranks.together(lambda: run.read_config(kind))
+def _resumed(
+    run: RunFolder, ranks: Ranks, stack: ExitStack, task_of: type[LanguageTask], schedule: Schedule | None
+) -> LanguageTask | None:
+    """The task at the newest checkpoint of a run, whose folder stays locked; None for a finished run."""
+    config, described = ranks.together(lambda: run.read_config(task_of.config_type))
     ranks.together(lambda: require_torch(ranks.world))
     _require_shared(run, ranks)
 
@@ -160,8 +147,7 @@ def _go_on(
         return problem
 
     if not any(ranks.gather(ranks.by_first(begin))):
-        ranks.by_first(lambda: show_finished(run, console), patiently=True)
-        return
+        return None
     # where "auto" might find another text today
     source = config.source if Path(config.source).is_file() else described["source"]
     try:
@@ -177,7 +163,7 @@ def _go_on(
                 f"the run was trained on other tokens: the {name} of {described['source']} was {described.get(name)}, "
                 f"and that of {corpus.name} is {now} now; restore them, or begin a new run"
             )
-    task = task_of(config, corpus, ranks)
+    task = task_of(config, corpus, ranks, schedule=schedule)
     metrics, folders = b"", run.checkpoint_folders()
     if folders:
         remedy = f"remove {folders[-1]} to go on from " + (folders[-2].name if folders[1:] else "the beginning")
@@ -193,16 +179,12 @@ def _go_on(
             with task.evaluating():
                 task.require_caps()  # no step comes before the results, which say what was proved of these weights
     ranks.by_first(lambda: write_atomically(run.metrics_file, metrics))
-    _run(task, run, _speaker(console, ranks))
-
-
-def _speaker(console: Console, ranks: Ranks) -> Console:
-    """The first rank's console; a silent one for the others."""
-    return console if ranks.first else Console(quiet=True)
+    return task
 
 
 def _run(task: LanguageTask, run: RunFolder, console: Console) -> None:
     config, ranks = task.config, task.ranks
+    console = console if ranks.first else Console(quiet=True)
     parameters = sum(p.numel() for p in task.model.parameters())
     kept = "no norm is kept" if task.constraints is None else f"{config.constraint} after every step"
     if config.lipschitz is not None:
@@ -239,7 +221,10 @@ def _steps(task: LanguageTask, run: RunFolder, console: Console) -> None:
         saving = step % config.checkpoint_every == 0 or step == config.steps
         if saving or step % config.log_every == 0 or step == 1:
             row: dict[str, Any] = {"step": step, "loss": loss, "learning_rate": rate}
-            row |= _speed(task, (step - logged) * tokens / (now - since), now - before)
+            row["tokens_per_second"] = round((step - logged) * tokens / (now - since))
+            row["peak_memory_bytes"] = _peak_memory(task.device)
+            if task.timed and task.update_seconds is not None:
+                row["update_share"] = task.update_seconds / (now - before)
             if task.constraints is not None:
                 row["norms_over_caps"] = task.constraints.norm_ratios()
             if saving:
@@ -267,14 +252,6 @@ def _steps(task: LanguageTask, run: RunFolder, console: Console) -> None:
     task.timed, rate = True, task.learning_rate()  # of the next step
     with progress_display(console, task.step, config.steps, config.checkpoint_every) as show:
         fit(task, watch)
-
-
-def _speed(task: LanguageTask, speed: float, seconds: float) -> dict[str, Any]:
-    """Tokens a second of all ranks, memory, and the update's share of the last step."""
-    row: dict[str, Any] = {"tokens_per_second": round(speed), "peak_memory_bytes": _peak_memory(task.device)}
-    if task.timed and task.update_seconds is not None:
-        row["update_share"] = task.update_seconds / seconds
-    return row
 
 
 def _peak_memory(device: torch.device) -> int:

@@ -26,14 +26,9 @@ def progress_display(
     """
     # in a narrow terminal the values take several lines, and the numbers of steps and the time stay whole
     values = TextColumn("{task.fields[values]}", table_column=Column(no_wrap=False, overflow="fold"))
-    columns = (BarColumn(bar_width=12), MofNCompleteColumn(table_column=Column(no_wrap=True)), values)
-    bar = Progress(
-        f"{what}s",
-        *columns,
-        TimeRemainingColumn(table_column=Column(no_wrap=True)),
-        console=console,
-        refresh_per_second=4,
-    )
+    done, remaining = (kind(table_column=Column(no_wrap=True)) for kind in (MofNCompleteColumn, TimeRemainingColumn))
+    columns = (f"{what}s", BarColumn(bar_width=12), done, values, remaining)
+    bar = Progress(*columns, console=console, refresh_per_second=4)
     task = bar.add_task("", total=steps, completed=first, values="")
     start = time.perf_counter()
 

@@ -19,6 +19,7 @@ T = TypeVar("T")
 PATIENCE = timedelta(minutes=10)
 """The time for which a rank waits for the others in a step: more than compiling or a checkpoint keeps one of them
 longer."""
+SAME_START = "start all ranks with the same command, the same packages and the same files"
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,14 @@ class Ranks:
         """Do the work on the first rank alone, and return None on the others; errors as in `together`."""
         return self.together(lambda: work() if self.first else None, patiently)
 
-    def require_equal(self, what: str, facts: Mapping[str, Any]) -> None:
+    def require_equal(self, what: str, facts: Mapping[str, Any], remedy: str = SAME_START) -> None:
         """Refuse ranks that differ in some fact, naming the first that does, and the fact."""
         for rank, there in enumerate(values := self.gather(dict(facts))):
             for name, expected in values[0].items():
                 if there.get(name) != expected:
                     raise ValueError(
                         f"rank {rank} has another {what} than rank 0: {name} is {there.get(name)} instead of "
-                        f"{expected}; start all ranks with the same command, the same packages and the same files"
+                        f"{expected}; {remedy}"
                     )
 
 

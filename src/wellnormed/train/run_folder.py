@@ -48,16 +48,12 @@ class RunFolder:
         self.report_file = self.path / "report.html"
         self.resume_command = resume_command(self.path, module)
 
-    def require_new(self) -> None:
-        """Refuse a folder unless it is empty, or a run was killed there before it wrote `config.json`."""
-        require_new(self.path)
-
     def create(self, config: TrainConfig, text: dict[str, str]) -> None:
         """Write the config, with which the run begins to exist, beside what the text is.
 
         `text` has its `source`, `tokenizer`, number of `tokens`, `digest` and, of characters, its `symbols`.
         """
-        self.require_new()
+        require_new(self.path)
         self.remove_leftovers()
         settings = dataclasses.asdict(config)
         content = {"format": FORMAT, "model": settings.pop("model"), "train": settings, "text": text}
@@ -130,13 +126,9 @@ class RunFolder:
 
     def remove_leftovers(self) -> None:
         """Remove old checkpoints and what killed processes left unfinished; only under the lock."""
-        for path in self._leftovers():
+        old = set(self.checkpoints.glob("step-[0-9]*")) - set(self.checkpoint_folders()[-KEPT:])
+        for path in (*old, *self.path.glob(".*.[0-9]*.tmp")):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    def _leftovers(self) -> list[Path]:
-        kept = self.checkpoint_folders()[-KEPT:]
-        others = [folder for folder in self.checkpoints.glob("step-[0-9]*") if folder not in kept]
-        return others + list(self.path.glob(".*.[0-9]*.tmp"))
 
 
 @contextmanager

@@ -48,7 +48,7 @@ class Task(ABC, Generic[M]):
     ) -> None:
         self.model, self.optimizer, self.constraints = model, optimizer, constraints
         self.steps, self.generator, self.step = steps, generator, 0
-        self.scheduler = (schedule or self._by_factor)(optimizer)
+        self.scheduler = schedule(optimizer) if schedule else LambdaLR(optimizer, self.rate_factor)
         if not isinstance(self.scheduler, LRScheduler) or isinstance(self.scheduler, ReduceLROnPlateau):
             raise ValueError(
                 f"schedule returned a {type(self.scheduler).__name__}; return a scheduler of torch.optim.lr_scheduler "
@@ -56,9 +56,6 @@ class Task(ABC, Generic[M]):
             )
         self.requests = Requests()
         """The requests that reach the run from outside."""
-
-    def _by_factor(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
-        return LambdaLR(optimizer, self.rate_factor)
 
     @abstractmethod
     def batch_loss(self) -> Tensor:
