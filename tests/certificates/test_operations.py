@@ -238,7 +238,6 @@ def _with_numbers_assigned(x: Tensor) -> Tensor:
 
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
     "linear": (lambda: _layer(nn.Linear(4, 5)), _T, 1.0),
-    "linear, image": (lambda: _layer(nn.Linear(4, 5)), _I, 1.0),
     "weights of the input": (_net(lambda x: F.linear(x, x[0].tanh() / 2, x[0, :, 0])), _T, 1.0),
     "bilinear form": (_net(lambda x: (x @ _P.to(x).new_ones(4, 4)) * x), _T, 1.0),
     "tokens times a matrix": (_net(lambda x: _P.to(x) @ x), _T, 1.0),
@@ -248,7 +247,6 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
     "mean of tokens": (_net(lambda x: x.mean(1)), _T, 1.0),
     "mean of features": (_net(lambda x: x.mean(-1, keepdim=True)), _T, 1.0),
     "sum of all": (_net(lambda x: x.sum((1, 2))[:, None]), _T, 1.0),
-    "mean of an image": (_net(lambda x: x.mean((2, 3))), _I, 1.0),
     "product": (_net(lambda x: x[..., :2] * x[..., 2:]), _T, 2.0),
     "square": (_net(lambda x: x.square()), _T, 2.0),
     "cube": (_net(lambda x: x**3), _T, 2.0),
@@ -315,10 +313,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
     "ball, active": (_net(lambda x: x * torch.rsqrt((x.square().mean(-1, keepdim=True) * 9).clamp(min=1.0))), _T, 1.0),
     "ball, idle": (_net(lambda x: x * torch.rsqrt((x.square().mean(-1, keepdim=True) * 0.5).clamp(min=1.0))), _T, 1.0),
     "unit vectors": (_net(lambda x: F.normalize(x, dim=-1, eps=0.2)), _T, 1.0),
-    "unit vectors of an image": (_net(lambda x: F.normalize(x, dim=1, eps=0.2)), _I, 1.0),
     "softmax": (_net(lambda x: torch.softmax(3 * x, -1)), _T, 1.0),
     "softmax of tokens": (_net(lambda x: torch.softmax(3 * x, 1)), _T, 1.0),
-    "softmax of an image": (_net(lambda x: torch.softmax(3 * x, 1)), _I, 1.0),
     "log softmax": (_net(lambda x: torch.log_softmax(3 * x, -1)), _T, 2.0),
     "convex potential": (_net(lambda x: _convex(x, _W.to(x), None, 0.1)), _T, 1.0),
     "convex potential, long step": (_net(lambda x: _convex(x, _W.to(x), _B.to(x), 0.9)), _T, 1.0),

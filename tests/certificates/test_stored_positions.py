@@ -109,7 +109,6 @@ CASES = {
     "grid": (lambda x: F.grid_sample(x, _GRID.to(x), align_corners=False), _I, 1.0, 0.99),
     "grid, nearest": (lambda x: F.grid_sample(x, _GRID.to(x), "nearest", "border", True), _I, 1.0, 0.99),
     "cumsum": (lambda x: x.cumsum(1), _T, 1.0, 0.99),
-    "cumsum of features": (lambda x: x.cumsum(-1), _T, 1.0, 0.99),
     "logsumexp": (lambda x: (3 * x).logsumexp(-1), _T, 2.0, 0.9),
     "logsumexp of all": (lambda x: x.logsumexp((1, -1), keepdim=True) * x, _T, 3.0, 0.3),
     "logsumexp of one": (lambda x: x[:, :1].logsumexp(1), _T, 3.0, 0.99),

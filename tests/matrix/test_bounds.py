@@ -119,12 +119,6 @@ def test_excess_is_below_1e_8(shape):
     check_excess(flat)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", [(1024, 1024), (4096, 1024), (4096, 4096)])
-def test_excess_is_below_1e_8_when_large(shape):
-    check_excess(normal(*shape))
-
-
 def test_batches_zero_and_empty():
     w = normal(2, 3, 4, 5)
     w[1, 2] = 0

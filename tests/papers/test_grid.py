@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -250,17 +249,6 @@ def test_a_full_disk_leaves_the_table_as_it_was(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"rows.jsonl could not be written \(No space left on device\)"):
         table.append({"cell": "b"})
     assert table.path.read_bytes() == before
-
-
-def test_keys_tell_configs_apart():
-    @dataclass(frozen=True)
-    class Other:
-        value: int
-        seed: int = 0
-
-    keys = [cell_key(toy.Number(1)), cell_key(toy.Number(2)), cell_key(toy.Number(1, 1)), cell_key(Other(1))]
-    assert len(set(keys)) == 4
-    assert cell_key(toy.Number(1)) == keys[0]
 
 
 def test_the_command_lists_and_refuses(inline, folder, capsys):
