@@ -176,11 +176,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
         torch.rand(5, 4),
         "its queries, keys or values are a single vector; give them an axis of tokens",
     ),
-    "flags as an index": (
-        lambda: Net(lambda s, x: x[:, torch.arange(3) != 1]),
-        torch.rand(1, 3),
-        "the size of its result depends on values of an index; index by integers",
-    ),
     "flags of the input as an index": (lambda: Net(lambda s, x: x[x > 0]), torch.rand(1, 3), "it is not continuous"),
     "cast while it runs": (lambda: Net(_cast, layer=nn.Linear(4, 4)), torch.rand(1, 4), "runs on the example, but c"),
     "set_": (lambda: Net(_set, w=torch.rand(4)), torch.rand(1, 4), "Encountered a set_ on a graph input.*nothing may"),

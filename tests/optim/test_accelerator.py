@@ -25,7 +25,7 @@ from wellnormed.constraints import (
     Sphere,
     Stiefel,
     WeightDecay,
-    attached,
+    of_optimizer,
 )
 from wellnormed.matrix import msign, spectral_norm
 from wellnormed.matrix.bounds import proved_bound
@@ -305,7 +305,7 @@ def test_a_graph_refuses_what_remembers_on_the_cpu(rule, monkeypatch):
     optimizer = wn.Scion(model, lr=0.02)
     wn.constrain(optimizer, {"[13].weight": rule})
     moved(model)
-    monkeypatch.setattr(attached, "recording", lambda device: True)
+    monkeypatch.setattr(of_optimizer, "recording", lambda device: True)
     with Accelerator(), pytest.raises(RuntimeError, match=r"cannot record .* on '1\.weight'"):
         optimizer.step()
 

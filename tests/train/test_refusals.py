@@ -39,18 +39,14 @@ def without_torch(*commands, **environment):
 
 def test_a_folder_that_cannot_be_made_is_refused_before_torch_is_imported(place):
     (place / "runs").mkdir()
-    (place / "file").write_text("x")
-    (place / "link").symlink_to("nowhere")
+    (place / "runs" / "file").write_text("x")
+    (place / "runs" / "link").symlink_to("nowhere")
     before = sorted(place.rglob("*"))
-    no_folder = os.geteuid() == 0 and os.path.isdir("/proc/self")  # where even root makes none
     cases = (
         ("a" * 300, "could not be written (File name too long); choose a shorter name"),
-        ("../file", "a file stands where there should be a folder, so choose another name"),
-        ("../file/within", "a file stands where there should be a folder, so choose another name"),
-        ("../link", "runs/../link is a link to nowhere, which does not exist; mend it or remove it"),
-        ("../link/within", "link is a link to nowhere, which does not exist; mend it or remove it"),
-        ("..", "runs/.. holds 'file' but no config.json; choose another --name"),
-        *([("/proc/wellnormed", "/proc/wellnormed could not be written")] if no_folder else []),
+        ("file", "a file stands where there should be a folder, so choose another name"),
+        ("link", "runs/link is a link to nowhere, which does not exist; mend it or remove it"),
+        ("../x", "'../x' must be the name of one folder in runs/, without slashes and line breaks"),
     )
     for which in ([], ["nanogpt"]):
         statuses, _, shown = without_torch(*(["train", *which, "--name", name] for name, _ in cases))

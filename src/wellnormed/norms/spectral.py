@@ -95,7 +95,7 @@ class MatrixNorm(Norm):
         return list(zip(slices, self.slice_units(weight), strict=True))
 
     def upper_bound(self, weight: Tensor) -> Tensor:
-        return self._bound(weight, lambda x: torch.as_tensor(spectral_norm_upper_bound(x[None])))
+        return self._bound(weight, lambda x: torch.as_tensor(spectral_norm_upper_bound(x[None]), device="cpu"))
 
     def bound_on_device(self, weight: Tensor) -> Tensor:
         return self.upper_bound(weight) if weight.device.type == "cpu" else self._bound(weight, proved_bound)
