@@ -127,7 +127,7 @@ def test_what_is_no_mapping_is_refused(name, call, value):
         (lambda: wn.lower_bound(network(), batch=0), "lower_bound: batch=0 must be positive and finite"),
         (lambda: wn.lower_bound(network(), radius=math.inf), "lower_bound: radius=inf must be positive and finite"),
         (lambda: wn.lower_bound(network(), radius=0), "lower_bound: radius=0 must be positive and finite"),
-        (lambda: wn.lower_bound(network(), generator=0), "lower_bound: generator=0 is no torch.Generator"),
+        (lambda: wn.lower_bound(network(), generator=0), "lower_bound: generator must be a torch.Generator"),
         (lambda: wn.verify("nowhere.json", {}), "not proved: .*nowhere.json"),
         (lambda: wn.initialize_(network(), radii={"1": -1.0}), r"radii\['1'\]=-1.0 must be positive and finite"),
     ],

@@ -205,7 +205,7 @@ def test_weights_of_zero_and_frozen_ones_and_caps_by_hand():
     with torch.no_grad():
         model[0].weight.mul_(1.1)
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"constant 5 is not proved for what was written into 0\.weight"):
+        with pytest.raises(ValueError, match=r"constant 5 is not proved for the new values of 0\.weight"):
             step(model, X, optimizer)
     assert torch.equal(weights, model[3].weight)
 

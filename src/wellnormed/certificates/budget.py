@@ -38,36 +38,36 @@ from wellnormed.routing.places import Weak
 from wellnormed.routing.tables import aligned
 
 SAMPLES = 10
-"""How many gradients are looked at from one move of the caps to the next."""
+"""How many gradients are measured between two moves of the caps."""
 LONGEST, SHORTEST, KEPT = 0.2, 0.01, 0.5
-"""The largest change of a cap's logarithm in a move; the one below which none is made; and the share of what was
-measured that counts at the next move as well."""
+"""The largest change of a cap's logarithm in one move; caps stay if all changes are below the second number; the third
+is the share of the measured savings that is carried over to the next move."""
 FREE = 1e3
-"""The cap of a parameter that the constant does not depend on, as the biases of an MLP: a bound, but no limit."""
+"""The cap of parameters that the constant does not depend on, such as the biases of an MLP: too large to matter."""
 
 
 class Budget(Constraints):
-    """Constraints whose caps keep a constant, and are moved every so many steps.
+    """Constraints whose caps keep the model's Lipschitz constant, and are moved every few steps.
 
     **What holds.** After every step each weight is within its cap, and `Within` has proved, by the rows of a
-    certificate, that all weights within these caps give a constant of at most the one that was asked for. It is proved
-    again whenever caps have moved, before weights are brought below those that fell, and all that happens within one
-    call of `step`; where no proof is found, caps stay. It holds for the values of frozen parameters and buffers, and is
-    proved again when these were written. A step is refused that would move one of them, or after a part of the model
-    was replaced, as by a parametrization.
+    certificate, that all weights within these caps give at most the requested constant. The constant is proved again
+    whenever caps have moved, before weights are projected onto lower caps; all of this happens within one call of
+    `step`, and without a proof the caps stay. The proof uses the values of frozen parameters and buffers, and is
+    repeated when these were written. A step that would move one of them is refused, and so is a step after a module or
+    parameter of the model was replaced, as by a parametrization.
 
     **Where caps start.** In proportion to the norms of the weights, at least 1 each, times the one factor that gives
-    the constant. Parameters that it does not depend on are free; a table of tokens has the radius of the domain.
+    the constant. Parameters that it does not depend on get the cap `FREE`; a token table gets the domain's radius.
 
     **Where caps move.** With `e_i = -<gradient_i, W_i>`, the loss that a larger cap would save, and
     `a_i = d log L / d log c_i`, a small change `t_i` of the logarithms of the caps saves `sum e_i t_i` and costs
-    `sum a_i t_i`. Where the loss is least at a constant L all `e_i / a_i` agree (Lagrange), and log L is convex in the
-    logarithms of caps wherever no minimum of two rules is taken. So caps move along `t_i ~ e_i / a_i - sum e / sum a`,
-    the steepest ascent of what is saved along the surface of constant L when `sum a_i t_i^2` measures lengths, by at
-    most `LONGEST`; then one factor on all of them gives the constant again. A multiplier is not negative: a weight that
-    the loss wants smaller does not need its cap, and its e counts as 0; while these are in the majority, as at the
-    start, nothing moves. The a are differences of proofs, of one cap in turn after each move, and in between corrected
-    by Broyden's rule (1965) for the constant that was found.
+    `sum a_i t_i`. Where the loss is minimal at a constant L, all `e_i / a_i` agree (Lagrange), and log L is convex in
+    the logarithms of caps unless the proof takes the smaller of two bounds. So caps move along
+    `t_i ~ e_i / a_i - sum e / sum a`, by at most `LONGEST`: the steepest ascent of the savings along the surface of
+    constant L, in the metric `sum a_i t_i^2`. One factor on all caps then restores the constant. Multipliers are not
+    negative: a weight that the loss wants smaller does not need its cap, so its e counts as 0; while most of the
+    measured loss lies there, as at the start, nothing moves. The a are difference quotients of proofs. After each move
+    one of them, in turn, is computed anew; the others are corrected by Broyden's rule (1965).
 
     Averages of weights keep caps that stand still, and not those that move: under `wn.Averaged` caps stay.
     """
@@ -107,10 +107,10 @@ class Budget(Constraints):
     __repr__ = __str__
 
     def _displaced(self) -> dict[str, str]:
-        return {}  # the program has what layers make of their originals, and `_require_proved` refuses another one
+        return {}  # the captured program contains the parametrizations; `_require_proved` refuses later changes
 
     def _found(self) -> dict[str, weakref.ref[Any]]:
-        """The modules and parameters that the model has now, by name; empty when it lives no longer."""
+        """Name -> module or parameter that the model has now; empty if the model has been deleted."""
         model = self._model()
         named = () if model is None else (*model.named_modules(), *model.named_parameters())
         return {name: weakref.ref(member) for name, member in named}
@@ -167,7 +167,7 @@ class Budget(Constraints):
         return any(recording(c.parameter.device) for c in self._moving)
 
     def _refresh(self) -> list[str]:
-        """Have the proof look at the frozen parameters and buffers that were written since: their names."""
+        """Give the proof the new values of frozen parameters and buffers that were written; return their names."""
         model = self._model()
         buffers = {} if model is None else dict(model.named_buffers())
         self._fixed = {name: (buffers.get(name, tensor), seen) for name, (tensor, seen) in self._fixed.items()}
@@ -188,7 +188,7 @@ class Budget(Constraints):
             )
 
     def _require_proved(self) -> None:
-        """Refuse a step of another model, or of other values in frozen parameters or buffers, than it is proved for."""
+        """Refuse a step if the model was changed, or if the constant is not proved for its frozen values now."""
         found, known = self._found(), self._members
         if other := [name or "the model" for name in {**known, **found} if found.get(name) is not known.get(name)]:
             raise ValueError(
@@ -199,7 +199,7 @@ class Budget(Constraints):
             return
         if not self._keeps(self.caps()):
             raise ValueError(
-                f"the constant {shown(self._asked)} is not proved for what was written into {', '.join(written)}, on "
+                f"the constant {shown(self._asked)} is not proved for the new values of {', '.join(written)}, on "
                 "which the bound depends; put the old values back, or call remove() and constrain again. Running "
                 "statistics stay as they are in eval()"
             )
@@ -253,7 +253,7 @@ class Budget(Constraints):
         self._costs[one].fill_(self._within.elasticities(caps, [one])[one])
 
     def _take(self, caps: Caps) -> None:
-        """Have constraints hold these caps."""
+        """Give the constraints these caps."""
         for c in self._constrained:
             if c.name in caps:
                 self._caps[c.name].fill_(caps[c.name])
@@ -267,12 +267,15 @@ def constrain_to(
     prove: bool, what: str, most: float, example_input: Any, domain: Domain,
     output: str | int | None, move_every: int, accept_small_range: bool,
 ) -> Constraints:  # fmt: skip
-    """Find caps within which a model has at most a constant, or logit; its other arguments are `constrain`'s."""
+    """Find caps that bound the number `what` ("lipschitz" or "largest_logit") by `most`, and attach them.
+
+    The other arguments are those of `constrain`.
+    """
     require_numbers("constrain: ", {what: most}, POSITIVE)
     require_numbers("constrain: ", {"move_every": move_every}, NOT_NEGATIVE, whole=True)
     model = norms if isinstance(norms, nn.Module) else getattr(optimizer, "model", None)
     if not isinstance(model, nn.Module):
-        raise ValueError(f"constrain: {what}= is of a model, and this optimizer knows none; pass norms=model")
+        raise ValueError(f"constrain: {what}= needs the model, which this optimizer does not know; pass norms=model")
     model = unwrapped(model)
     of_logits = what == "largest_logit"
     if of_logits and not isinstance(norms, Assignment):
@@ -281,10 +284,10 @@ def constrain_to(
     by_hand = matched(given, assignment).owner
     named = list(model.named_parameters(remove_duplicate=False))
     names = {a.name: tuple(name for name, p in named if p is a.parameter) for a in assignment}
-    found: list[Within] = []
+    bounded: list[Within] = []
     kinds: dict[str, type[Cap]] = {}
     start: dict[str, float] = {}
-    with _evaluating(model) as own:
+    with _evaluating(model) as evaluated:
 
         def bound(program: Program) -> None:
             capped, promises = {}, {}
@@ -299,12 +302,12 @@ def constrain_to(
                     promises |= {name: promise_of(name, norm, constraint.bound, shape) for name in names[a.name]}
             if not of_logits:
                 _require_all(optimizer, model, program)
-            found.append(Within(program, own, domain, capped, promises))
-            found[-1].rows(start | found[-1].tables())  # which refuses what has no bound
+            bounded.append(Within(program, evaluated, domain, capped, promises))
+            bounded[-1].rows(start | bounded[-1].tables())  # raises for operations without a bound
 
-        example = example_of(own, example_input, "constrain")
-        program = capture(own, example, output, domain=domain, accept=bound)
-    within = found[-1]
+        example = example_of(evaluated, example_input, "constrain")
+        program = capture(evaluated, example, output, domain=domain, accept=bound)
+    within = bounded[-1]
     state = dict(named) | dict(model.named_buffers(remove_duplicate=False))
     fixed = {name: state[name] for name in program.stored if name in state and name not in within.promised}
     if of_logits:
@@ -316,8 +319,8 @@ def constrain_to(
         kind, costs, move_every = Logits, {}, 0
     else:
         kind, (caps, costs, free) = Budget, _caps_of_constant(within, start, most)
-        held = [a for a in assignment if a.name in caps]
-        norms_now = {a.name: float(_kind(a)[1].upper_bound(whole(a.parameter.detach()))) for a in held}
+        with_caps = [a for a in assignment if a.name in caps]
+        norms_now = {a.name: float(_kind(a)[1].upper_bound(whole(a.parameter.detach()))) for a in with_caps}
         cost = cost_of(within, start, caps, free, norms_now, most)
         cost.judge(most, accept_small_range)
     make = partial(
@@ -329,7 +332,12 @@ def constrain_to(
 
 
 def _caps_of_constant(within: Within, start: Caps, lipschitz: float) -> tuple[Caps, Caps, list[str]]:
-    """Caps in proportion to others that give a constant, by how many per cent it grows for one of each, the free."""
+    """Caps that give a Lipschitz constant: those at the start, times one factor.
+
+    Returns:
+        The caps; for each, by how many per cent the constant grows if it grows by one per cent; and the names of the
+        parameters that the constant does not depend on.
+    """
     caps, pinned = start, within.tables()
     try:
         for _ in range(3):  # at other caps the proof may choose among bounds otherwise
@@ -346,7 +354,7 @@ def _caps_of_constant(within: Within, start: Caps, lipschitz: float) -> tuple[Ca
 
 
 def _kind(a: AssignedParameter) -> tuple[type[Cap], Norm]:
-    """The cap that holds a parameter after any step, and the norm it is in."""
+    """The class of cap that bounds a parameter after any step, and its norm."""
     for kind in (HardCap, ColumnCap, EntryCap):
         if a.norm is not None and kind(1.0).acts_on(a.norm):
             return kind, a.norm
@@ -357,7 +365,7 @@ def _kind(a: AssignedParameter) -> tuple[type[Cap], Norm]:
 
 
 def _require_all(optimizer: torch.optim.Optimizer, model: nn.Module, program: Program) -> None:
-    """Refuse a model that has trained parameters in another optimizer."""
+    """Refuse a model with trained parameters that are not in this optimizer."""
     owned = {p for group in optimizer.param_groups for p in group["params"]}
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad and name in program.stored}
     if others := [name for name, p in trained.items() if p not in owned]:
@@ -384,7 +392,7 @@ def _evaluating(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _too_small(lipschitz: float, error: BudgetError) -> str:
-    """Which constant a model can have, and what stands in the way of the one that was asked for."""
+    """The message for a constant that is too small: the smallest possible one, and which operations prevent less."""
     largest = sorted(factors(error.rows), key=lambda each: -each[1])[:3] if error.rows else []
     least = shown(Decimal(error.log).exp() * (1 + Decimal("1e-6"))) if error.rows else "not proved"
     words = ", ".join(f"{row.name} ({row.operation}) by {shown(10**factor, '.3g')}" for row, factor in largest)

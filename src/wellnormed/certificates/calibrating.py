@@ -1,4 +1,4 @@
-"""`calibrate`: give the norm layers of a model floors, and its balls radii, by the sizes of activations on data."""
+"""`calibrate`: set floors of norm layers and radii of ball projections by the sizes of activations on data."""
 
 import math
 import re
@@ -29,9 +29,9 @@ class Calibration:
     radii: dict[str, float]
     """Name of a ball projection -> its radius."""
     hit_rates: dict[str, float]
-    """Name of either -> the share of the data's vectors below the floor, or outside of the ball."""
+    """Name of a norm layer or ball -> the share of the data's vectors below its floor, or outside its ball."""
     left: dict[str, str]
-    """Name of a module that has an eps and got no floor -> why."""
+    """Name of a module that has an eps and got no floor -> the reason."""
 
     def __str__(self) -> str:
         rows = [("layer", "bound", "hit on the data")]
@@ -47,36 +47,37 @@ def calibrate(model: nn.Module, data: Iterable[Any], slack: float = 1.05) -> Cal
     """Put a floor under the scale of every norm layer, so that the model has a useful Lipschitz constant.
 
     A LayerNorm or RMSNorm stretches by up to `1 / sqrt(eps)`, 316 for an eps of 1e-5, and a stack of them by the
-    product; vectors so small do not occur on data. So a `wellnormed.nn.FlooredNorm` takes its place, which stretches by
-    at most `1 / floor`, with the least RMS of a vector on the data over `slack` as its floor. Every
-    `wellnormed.nn.BallProjection` of the model gets the largest RMS times `slack` as its radius: put these where
-    activations have no bound, as before attention without a norm layer. Both are part of the model, so that `certify`
-    and `constrain(lipschitz=...)` prove for all inputs, and on the data hardly anything changes.
+    product. But it does so only for tiny vectors, which do not occur on data. Each is therefore replaced by a
+    `wellnormed.nn.FlooredNorm`, which stretches by at most `1 / floor`; the floor is the smallest RMS of a vector on
+    the data, divided by `slack`. Every `wellnormed.nn.BallProjection` of the model gets the largest RMS times `slack`
+    as its radius: put these where activations have no bound, as before attention without a norm layer. Floors and
+    radii are part of the model, so `certify` and `constrain(lipschitz=...)` use them for all inputs, while results on
+    the data hardly change.
 
-    Vectors whose mean square is below the layer's own eps, as of padding, do not set a floor, since the layer does not
-    enlarge them to an RMS near 1 either. They count as below it.
+    Vectors whose mean square is below the layer's eps, such as padding, do not set a floor, since the layer does not
+    enlarge them to an RMS near 1 either. They count as below the floor.
 
-    Layers of the classes `nn.LayerNorm`, `nn.RMSNorm` and `FlooredNorm` are served, and none of a subclass, whose code
-    may do more; the report names what it left, with the reason. Parameters, state dict and optimizers stay as they are.
-    A floor or a radius is a setting like eps, and no part of the state dict. To rebuild a model, calibrate on the same
-    data before its weights change, or save it whole.
+    Only layers of exactly the classes `nn.LayerNorm`, `nn.RMSNorm` and `FlooredNorm` are replaced: a subclass may do
+    more. The result lists the other modules with an eps, and the reasons. Parameters, state dict and optimizers stay as
+    they are. A floor or a radius is a setting like eps, and not in the state dict. To rebuild a model, calibrate on the
+    same data before its weights change, or save it whole.
 
-    The model runs in evaluation mode, without gradients, and not compiled; modes are put back. What `torch.compile` has
-    made is compiled again when it runs.
+    The model runs in evaluation mode, without gradients, and not compiled; modes are restored. Compiled models are
+    compiled again at their next call.
 
     Args:
         model: Any module; changed in place.
-        data: Batches of inputs, each what the model is called with: a tensor, a tuple of arguments, a dictionary of
-            keywords. Some hundred samples do.
-        slack: The room for other data, as a factor. Below 1, floors and balls act on some of the data, and the constant
-            is smaller.
+        data: Batches of inputs, each in the form of a call: a tensor, a tuple of arguments, or a dictionary of
+            keywords. A few hundred samples suffice.
+        slack: Safety factor for other data. Below 1, floors and balls act on some of the data, and the constant is
+            smaller.
 
     Returns:
-        Floors, radii, the share of vectors that each acts on, and what was left alone.
+        Floors, radii, the share of vectors that each acts on, and the modules that were left alone.
 
     Raises:
-        ValueError: `slack` is not positive and finite, there is no data, it reaches no norm layer and no ball, or
-            several processes run.
+        ValueError: `slack` is not positive and finite, `data` is empty or reaches no norm layer and no ball projection,
+            or several processes run.
 
     Example:
         >>> import wellnormed as wn
@@ -136,14 +137,14 @@ class _Watched:
         self.name, self.reached, self.is_ball = name, False, isinstance(module, BallProjection)
         self.module: Any = module
         self.doubt = "" if self.is_ball else _doubt(module)
-        """Why it is left alone, before any data."""
+        """The reason why it is left alone, as far as its class tells; empty without one."""
         self.counted: list[Tensor] = []
-        """The RMS of every vector that is no padding, for each call."""
+        """The RMS of every vector that is not padding, one tensor for each call."""
         self.sizes: list[Tensor] = []
-        """The RMS of every vector, without its mean if the layer subtracts it, for each call."""
+        """The RMS of every vector, after the mean is subtracted if the layer does so; one tensor for each call."""
 
     def see(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """Take down what it is called with: a hook before the forward pass."""
+        """Record the sizes of the vectors in its input; registered as a forward pre-hook."""
         self.reached = True
         if self.doubt:
             return
@@ -158,7 +159,7 @@ class _Watched:
         self.counted.append(squares[squares > eps].sqrt())
 
     def why_not(self) -> str:
-        """Why it gets no bound; empty if it gets one."""
+        """The reason why it gets no bound; empty if it gets one."""
         if not self.reached:
             return "is not reached"
         return self.doubt or ("" if torch.cat(self.counted).numel() else "gets only vectors near 0")
@@ -170,11 +171,11 @@ class _Watched:
 
     def floored(self, floor: float) -> FlooredNorm:
         """A layer with a floor, and with the parameters of this one."""
-        own = self.module
-        new = FlooredNorm(own.normalized_shape, floor, self._is_centred(), elementwise_affine=False)
-        new.elementwise_affine, new.weight = own.elementwise_affine, own.weight
-        new.register_parameter("bias", getattr(own, "bias", None))
-        return new.train(own.training)
+        old = self.module
+        new = FlooredNorm(old.normalized_shape, floor, self._is_centred(), elementwise_affine=False)
+        new.elementwise_affine, new.weight = old.elementwise_affine, old.weight
+        new.register_parameter("bias", getattr(old, "bias", None))
+        return new.train(old.training)
 
     def _is_centred(self) -> bool:
         return self.module.centred if isinstance(self.module, FlooredNorm) else _CENTRED[type(self.module)]
@@ -186,7 +187,7 @@ class _Watched:
 
 
 def _has_scale(module: nn.Module) -> bool:
-    """Whether it is a ball, or has an eps. Batch norm only multiplies by constants in evaluation mode."""
+    """Whether it is a ball projection or has an eps; not batch norm, which is affine in evaluation mode."""
     if isinstance(module, BallProjection | nn.LayerNorm | nn.RMSNorm):
         return True
     constants = getattr(module, "running_mean", None) is not None or any(module.children())
@@ -194,7 +195,7 @@ def _has_scale(module: nn.Module) -> bool:
 
 
 def _doubt(module: nn.Module) -> str:
-    """Why a module is not replaced: it may compute something else than its class does."""
+    """The reason why a module is not replaced, since it may compute something else; empty without one."""
     if type(module) not in _CENTRED:
         return f"is of the class {type(module).__name__}, which may do more than nn.LayerNorm or nn.RMSNorm"
     if "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:
@@ -204,7 +205,7 @@ def _doubt(module: nn.Module) -> str:
 
 @contextmanager
 def _watching(watched: list[_Watched]) -> Iterator[None]:
-    """See what the layers are called with, while no ball acts."""
+    """Record the inputs of the layers, with all ball projections switched off."""
     handles = [each.module.register_forward_pre_hook(each.see, with_kwargs=True) for each in watched]
     radii = {each.module: each.module.radius for each in watched if isinstance(each.module, BallProjection)}
     for ball in radii:

@@ -1,4 +1,4 @@
-"""The certificate and its file: data only. `certify` makes one, `verify` proves one again, `printing` has its words."""
+"""The certificate and its file: data only. `certify` makes one, `verify` proves it again, `printing` describes it."""
 
 import math
 import os
@@ -42,23 +42,23 @@ class Certificate:
     rows: tuple[Row, ...]
     """One row per operation, in order of execution; the last one is the model's output."""
     tensors: dict[str, str]
-    """Name of every tensor of the model that its result depends on -> SHA-256 over its dtype, shape and bytes."""
+    """Name of every stored tensor that the result depends on -> SHA-256 over its dtype, shape and bytes."""
     computed: dict[str, Tensor] = field(repr=False, compare=False)
-    """The tensors that the model computes from its own, such as rotary tables, and the fixed inputs; its file holds
-    them."""
+    """Tensors that the certificate's file contains because the model's state dict does not: those that the model
+    computes, such as rotary tables, and the fixed inputs."""
     promises: tuple[Promise, ...] = ()
-    """Caps on parameters, on which it rests in the place of their entries: it holds for all weights that keep them."""
+    """Caps on parameters that the proof uses instead of their entries: it holds for all weights within these caps."""
     fixed: tuple[str, ...] = ()
     """Names in `computed` of inputs, such as masks, that keep the values of the example, except in table lookups."""
     attention_logits: dict[str, tuple[Decimal, ...]] = field(default_factory=dict)
     """Row of an attention -> a bound for each head on the size of its logits for any input, before masks and biases."""
     each_sample: bool = False
-    """Whether it is of each sample of a batch of any size; if not, of inputs of these shapes as a whole."""
+    """Whether the bound holds for each sample of a batch of any size; if not, for inputs of these shapes as a whole."""
     comparison: Comparison | None = None
     """How the model's code was compared with the certified program; not part of the proof."""
     program: Program | None = field(default=None, repr=False, compare=False)
-    """The program, which takes the example's tensors: it runs what was proved, with the model's own tensors. None in a
-    certificate that was read from a file; `export` writes the program."""
+    """The certified program, a function of the example's tensors that shares the model's weights. None in a certificate
+    that was read from a file; `export` writes the program."""
     lower_bound: float | None = None
     """Largest gain that a search has found; not part of the proof."""
     arithmetic: str = ARITHMETIC
@@ -71,9 +71,9 @@ class Certificate:
 
     @property
     def rounds(self) -> dict[str, tuple[str, ...]]:
-        """Dtype -> the rows that round to it what depends on the input, which in real arithmetic is the identity.
+        """Dtype -> the rows that round to it. The proof, which is in real arithmetic, counts them as the identity.
 
-        Tensors that the model converts before they meet the input are tensors of their own, with converted values.
+        Only tensors that depend on the input count. Weights that the model converts are proved with converted values.
         """
         conversions: dict[str, tuple[str, ...]] = {}
         for row in self.rows:
@@ -108,10 +108,10 @@ class Certificate:
     def certified_radius(self, logits: Tensor, std: float | Sequence[float] = 1.0) -> Tensor:
         """How far the input may move, in the Euclidean norm, while the largest logit stays the largest.
 
-        No input of the certificate's domain that is as near as this, or nearer, is classified otherwise; certify with
-        `radius=math.inf`, or with `box=(0, 1)` for pixels. The gap of the two largest logits is divided by a bound on
-        how fast any gap changes: `sqrt(2)` times the constant, or `margin` where `certify(margins=True)` derived one
-        and it is less. A tie has the radius 0. The radius says nothing about whether the class is the right one.
+        No input of the certificate's domain within this distance is classified otherwise; certify with
+        `radius=math.inf`, or with `box=(0, 1)` for pixels. The radius is the gap of the two largest logits over a bound
+        on how fast any gap changes: `sqrt(2)` times the constant, or `margin` if `certify(margins=True)` derived it and
+        it is smaller. A tie has the radius 0. The radius does not say whether the class is correct.
 
         Args:
             logits: Results of the certified model, `(..., classes)`.
@@ -123,7 +123,7 @@ class Certificate:
             Float64, `(...)`: the Euclidean length of a change of the whole sample, or of the whole token.
 
         Raises:
-            ValueError: The logits are not those of the model, or not finite, or std is not positive.
+            ValueError: The logits have another shape than the model's, or are not finite, or std is not positive.
 
         Example:
             >>> import torch, wellnormed as wn
@@ -158,7 +158,7 @@ class Certificate:
 
     @property
     def domain(self) -> str:
-        """The inputs that it speaks of, in words, from the rows."""
+        """The inputs that the bound holds for, in words, from the rows."""
         return printing.domain(self)
 
     @property
@@ -182,12 +182,11 @@ class Certificate:
 
     @property
     def substitution(self) -> Bound | None:
-        """The most by which a group of the result changes in RMS when tokens are replaced; None without tokens.
+        """Largest RMS change of a group of the result when any number of tokens is replaced; None without tokens.
 
-        Where an input is `fixed` because other operations depend on the tokens, those keep their values.
-
-        It is `lipschitz * token_distance`, or twice the largest result if that is less. The size of a change is that of
-        the token that changes most, so it makes no difference how many are replaced, and by which: one, or all.
+        It is `lipschitz * token_distance`, or twice the largest result if that is less. A change of the input has the
+        size of its most changed token, so the number of replaced tokens does not matter. If an input is in `fixed`
+        because the model uses its integers for more than lookups, those other uses keep the example's values.
         """
         if (distance := self.token_distance) is None:
             return None
@@ -204,7 +203,7 @@ class Certificate:
         """The same certificate with a measured gain beside the bound.
 
         Raises:
-            ValueError: The value is negative, not finite, or exceeds the bound: certificate or search is wrong.
+            ValueError: The value is negative, not finite, or exceeds the bound, so that one of both is wrong.
         """
         if not 0 <= value < math.inf:
             raise ValueError(f"lower_bound={value} must be finite and not negative")
@@ -216,7 +215,7 @@ class Certificate:
         return replace(self, lower_bound=float(value))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `path`, and beside it, with the ending `.safetensors`, the computed tensors if there are any."""
+        """Write the certificate to `path`; computed tensors, if any, to that path with the ending `.safetensors`."""
         path = Path(path)
         tensors = path.with_suffix(".safetensors")
         if self.computed:
@@ -249,7 +248,7 @@ class Certificate:
         return certificate
 
     def document(self) -> dict[str, Any]:
-        """The content of the file as a dictionary, which the kernel reads."""
+        """The content of the file as a dictionary, as `proof.check` reads it."""
         l2 = self.l2_lipschitz
         return {
             "format": FORMAT_VERSION,

@@ -47,49 +47,55 @@ def certify(
     effort: Literal["standard", "high"] | Joint = "standard",
     **inputs: Any,
 ) -> Certificate:
-    """A proved Lipschitz bound of what a model executes.
+    """Prove how much a model's result can change when its input changes: a Lipschitz constant, with its proof.
 
-    The certified variable is the input: its vectors `(B, D)`, its tokens `(B, T, D)`, or its samples if it has more
-    axes. Each has a root mean square of at most `radius`, or every entry lies in `box`. If the input is integers, the
-    variable is the vectors that embeddings look up. Everything else that depends on integers and flags, such as masks,
-    keeps the values of the example, and so do all arguments that are no tensors.
+    `certify(model, example_input).lipschitz` is a number L: if two inputs of the domain differ by d, their results
+    differ by at most `L d`. Both differences are measured by the largest root mean square (RMS) over groups of entries:
+    vectors of an input `(B, D)`, tokens of `(B, T, D)`, whole samples of tensors with more axes. `print` shows the
+    bound of every operation, `Certificate.save` writes a file, and `verify` proves that file again.
 
-    The proof is of the captured program, the graph with its stored tensors that `wellnormed.export` writes and runs, in
-    real arithmetic; the rounding errors and overflows of its execution in floats come on top. A conversion between
-    floats of 16 bits or more counts as the identity, is listed in `Certificate.rounds` if it rounds, and is part of no
-    recognised function; to fewer bits it is refused.
+    The domain contains all inputs whose groups have an RMS of at most `radius`, or whose entries lie in `box`. For
+    integer inputs the certified variable is the embedded vectors. Masks, other integers and arguments that are not
+    tensors are fixed to the example's values.
+
+    The proof holds for the captured program (the graph with its stored tensors, which `wellnormed.export` writes and
+    runs) in real arithmetic; it does not cover the rounding errors and overflows of execution in floats. A conversion
+    between floats of 16 bits or more counts as the identity; if it rounds, `Certificate.rounds` lists it, and a
+    formula with such a conversion inside is not recognised as one. A conversion to fewer bits is refused.
 
     Args:
-        model: Any module, in evaluation mode; or a program of one, which has its example and its output. The code that
-            a program was captured from is not run, and so not compared with it.
+        model: Any module, in evaluation mode; or a `Program` that `capture` returned, which has its own example and
+            output. The model's code is then neither run nor compared with the program.
         example_input: The arguments of a call of the model: a tensor, a tuple of arguments, or a dictionary of
             keywords. A model with a method `example_input()`, such as those of `wellnormed.models`, needs none.
-        radius: Largest RMS of an input vector, token or sample; `math.inf` for every finite input, as real arithmetic
-            has it: executed in floats, large ones may overflow. Then the bound is that of the largest numbers of the
-            input's dtype: enormous where it grows with the input, as that of attention does without a norm layer or
-            balls before it, and no larger where it does not.
-        box: Two numbers between which all entries of the input lie, in the place of `radius`: `(0, 1)` for pixels.
+        radius: Largest RMS of an input vector, token or sample; `math.inf` for every finite input in real arithmetic
+            (executed in floats, large ones may overflow). The bound is then computed at the largest number of the
+            input's dtype: enormous if the model's slope grows with its input, as that of attention without a norm
+            layer or ball projection before it, and no larger than for a small radius otherwise.
+        box: Lowest and highest entry of the input, instead of `radius`: `(0, 1)` for pixels.
         output: Which tensor, if the model returns several: a key, an attribute's name, or a position.
-        margins: Whether to bound the difference of any two logits too, `Certificate.margin`. The result must be a
-            linear map; time grows with the square of its outputs.
-        within: Constraints on the model's weights, whose promised norms take the place of the weights' entries. The
-            bound then holds for every model whose weights keep these promises: it is known before the first step of
-            training, and true after each. Every trained parameter that it depends on needs a promise, or that only the
-            logits of attention depend on: the constant is then that of any floats. Frozen parameters and buffers, such
-            as running statistics, keep their values.
-        effort: With `high`, networks of linear maps and functions of every entry, also with residuals, are bounded
-            jointly: by the best multipliers of LipSDP, which take seconds to minutes to find, in the place of the
-            product of norms. Convolutions, attention and normalizations are bounded as before. (`require_same_model`
-            passes the multipliers of a certificate, as a `Joint`.)
-        inputs: Further arguments of the call, by keyword, beside `example_input` or in its place: `input_ids=tokens`.
-            An input that has the name of one of these settings goes into the dictionary `example_input`.
+        margins: Whether to bound the difference of any two logits too, `Certificate.margin`. The model's last operation
+            must be a linear map; time grows with the square of the number of its outputs.
+        within: Constraints on the model's weights, as `constrain` returned them. The proof then uses their caps on
+            norms instead of the weights' entries, and holds for every model whose weights keep these caps: before the
+            first step of training and after each. Every trained parameter that the bound depends on needs a cap;
+            parameters that only attention's logits depend on do not. Frozen parameters and buffers, such as running
+            statistics, keep their values.
+        effort: With `high`, chains of linear maps and entrywise functions, with or without residuals, are bounded
+            jointly by the multipliers of LipSDP instead of by the product of their norms. Finding these takes seconds
+            to minutes. Convolutions, attention and normalizations are bounded as before. (`require_same_model` passes
+            the multipliers of a certificate, as a `Joint`.)
+        inputs: Further arguments of the model's call, by keyword, beside or instead of `example_input`:
+            `input_ids=tokens`. An input whose name is one of the settings above goes into the dictionary
+            `example_input`.
 
     Raises:
-        UncertifiableError: An operation has no bound or none for these arguments, or the model does something that its
-            captured operations do not show; names the operation, the module, the line of the model, and a remedy.
-        ValueError: `radius` is not positive, or `box` is not two numbers in order; or `within` holds no parameter of
-            the model, or one that breaks its promise; or a keyword is neither an argument of this function nor of the
-            model, or is so like one of this function's that it may be meant, and no tensor.
+        UncertifiableError: An operation has no bound, or none for these arguments, or the model's code depends on
+            something that the captured operations do not show. The message names the operation, the module, the line of
+            the model, and a remedy.
+        ValueError: `radius` is not positive; `box` is not two numbers in order; `within` constrains no parameter of the
+            model, or one lies above its cap; or a keyword is neither a setting nor an input of the model, or looks like
+            a misspelt setting.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU())
@@ -140,10 +146,11 @@ def certificate_of(walk: Walk, program: Program | None = None, comparison: Compa
 
     Args:
         walk: The walk.
-        program: What the comparison is of, if that is the walk's graph for the whole batch as one sample.
+        program: The program to put into the certificate, if it differs from the walk's: the same graph, but for the
+            whole batch as one sample.
         comparison: How the model's code was compared with the program.
 
-    The proof has checked every row and every claim, with the tensors as they are stored.
+    Every row and every claim has been checked by `walk.ledger.proof` already, with the tensors as they are stored.
     """
     program = program or walk.program
     used, proof = sorted((walk.ledger.used | walk.fixed).items()), walk.ledger.proof
@@ -163,14 +170,14 @@ def certificate_of(walk: Walk, program: Program | None = None, comparison: Compa
         versions={"wellnormed": VERSION, "torch": str(torch.__version__), "numpy": np.__version__}
         | {"python": platform.python_version()},
     )
-    with refusing(lambda error: f"what was derived is no certificate ({error}); please report it"):
+    with refusing(lambda error: f"the derived certificate is not valid ({error}); please report it"):
         document = parse_json(certificate.text().encode(), "the certificate")  # as it will be read from its file
         conclude(read(Document, document, "the certificate"), proof)
     return certificate
 
 
 def refused(error: UncertifiableError, model: nn.Module, names: list[str]) -> UncertifiableError:
-    """The error, with a constraint for each of these parameters that has a norm."""
+    """The error with a remedy: a call of `constrain` for those of the named parameters that have a norm."""
     norms = {name: a.norm for a in assign_norms(model) for name in (a.name, *a.aliases) if a.norm is not None}
     pairs = ", ".join(f"{name!r}: wn.{serving(norms[name])}(1.0)" for name in names if name in norms)
     return UncertifiableError(f"{error}. What has no promise may have one by wn.constrain(optimizer, {{{pairs}}})")
@@ -179,10 +186,12 @@ def refused(error: UncertifiableError, model: nn.Module, names: list[str]) -> Un
 def _of_logits(
     program: Program, domain: Domain, promises: dict[str, Promise | None], margins: bool, error: UncertifiableError
 ) -> Walk:
-    """The walk for any entries of what has no promise, if the logits of attention do not depend on these.
+    """Walk again, with entries up to 10^36 in parameters that have no promise; for models with attention.
+
+    Such a bound is useful only if attention's logits, which bound the softmax's weights, stay small nevertheless.
 
     Raises:
-        UncertifiableError: The error that is given, as the logits depend on them, or there are none.
+        UncertifiableError: `error`, if the model has no attention or its logits depend on these parameters.
     """
     try:
         filled = {name: each or any_entries(name, program.stored[name].tensor) for name, each in promises.items()}
@@ -196,7 +205,7 @@ def _of_logits(
 
 
 _ANY_LOGIT = 1e30
-"""From here on logits count as those of any entries, which are up to 10^36."""
+"""Larger logits are taken to depend on parameters without a promise, whose entries may reach 10^36."""
 
 
 def promises_of(model: nn.Module, within: Constraints | None, program: Program) -> dict[str, Promise | None]:
@@ -229,12 +238,12 @@ def promised(
     """Name of every stored tensor in the memory of a parameter that is trained, or of one of `others` -> its promise.
 
     Args:
-        model: Whose parameters these are.
-        program: Whose stored tensors these are.
+        model: The model.
+        program: The program that was captured from the model.
         promises: Name of a parameter of the model -> its promise.
         others: Further parameters that change.
     """
-    stored = [(name, own.tensor) for name, own in program.stored.items()]
+    stored = [(name, each.tensor) for name, each in program.stored.items()]
     named = list(model.named_parameters(remove_duplicate=False))
     trained = [tensor for name, tensor in named + stored if tensor.requires_grad or name in promises]
     memory = [_memory(tensor) for tensor in (*trained, *others)]
@@ -254,8 +263,8 @@ def _overlap(a: tuple[torch.device, int, int], b: tuple[torch.device, int, int])
 
 
 def unwrapped(model: Any) -> Any:
-    """The module that `DistributedDataParallel` or `torch.compile` wraps, whose own code no capture follows."""
-    from torch._dynamo.eval_frame import OptimizedModule  # which a capture imports anyway, in a second
+    """The module inside `DistributedDataParallel` or `torch.compile`; the wrappers' own code cannot be captured."""
+    from torch._dynamo.eval_frame import OptimizedModule  # takes a second, which a capture needs anyway
 
     while isinstance(model, nn.parallel.DistributedDataParallel | OptimizedModule):
         model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model._orig_mod
@@ -303,7 +312,7 @@ def with_keywords(
             raise ValueError(f"{caller}: {name} is neither a setting nor an input of {name_of_model}.forward{hint}")
         if meant and meant[0] in settings and not tensors_of(value):
             raise ValueError(
-                f"{caller}: {name}={value!r} is no setting{hint} If it is an input of {name_of_model}, pass it by "
+                f"{caller}: {name}={value!r} is not a setting{hint} If it is an input of {name_of_model}, pass it by "
                 f"example_input={{{name!r}: ...}}"
             )
     arguments, keywords = arguments_of_call(() if example_input is None else example_input)
@@ -317,9 +326,9 @@ _ALIKE = 0.7
 
 
 def _require_cpu(model: nn.Module, within: object) -> None:
-    """Refuse a model on an accelerator, where products need not have the roundings that a proof counts on."""
+    """Refuse a model on an accelerator, where products may round more coarsely than the proof assumes."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.device.type not in ("cpu", "meta"):  # the latter is refused with what it lacks
+        if tensor.device.type not in ("cpu", "meta"):  # `require_values` refuses meta tensors with another remedy
             remedy = "copy.deepcopy(model).cpu()"
             if within is not None:
                 remedy = (
@@ -332,7 +341,7 @@ def _require_cpu(model: nn.Module, within: object) -> None:
 
 
 def require_model_or_program(caller: str, model: Any, /, **settings: Any) -> None:
-    """Refuse anything but a module or a program, and settings of a capture beside a program that was captured."""
+    """Refuse anything but a module or a program; with a program, also refuse the settings of a new capture."""
     if not isinstance(model, Program):
         require_module(caller, model)
     elif given := [f"{name}=" for name, value in settings.items() if value is not None]:
@@ -343,7 +352,7 @@ def require_model_or_program(caller: str, model: Any, /, **settings: Any) -> Non
 
 
 def example_of(model: nn.Module, example_input: Any, caller: str) -> Any:
-    """The example that was given, or else the one of the model's method `example_input`."""
+    """The given example, or by default the result of the model's method `example_input`."""
     if example_input is not None:
         return example_input
     method = getattr(model, "example_input", None)

@@ -27,60 +27,64 @@ def constrain(
     move_every: int = 100,
     accept_small_range: bool = False,
 ) -> Constraints:
-    """Keep weights in bounds: constraints hold as long as only the optimizer moves the weights.
+    """Keep the norms of a model's weights bounded while an optimizer trains it.
 
-    Whoever else writes into them calls `project_()` on what this returns. Weights above their cap are brought below it
-    at once; from then on every step is checked before and corrected after. A parameter that did not move is left alone.
+    There are three ways to say how. `constrain(optimizer, {"*": HardCap(1.0)})` caps the norms of all parameters whose
+    names match a pattern. `constrain(optimizer, lipschitz=10.0, example_input=x)` chooses the caps itself, so that
+    `certify(model, x, within=constraints)` proves a Lipschitz constant of at most 10 after every step; see
+    `certificates.budget.Budget`. `constrain(optimizer, largest_logit=30.0, example_input=x)` chooses caps within which
+    no attention logit exceeds 30 in absolute value, for any input and before masks; see `certificates.logits.Logits`.
+    `print` of the result shows which parameter is kept in which bound.
 
-    What torch counts is seen without a call: `load_state_dict`, and writes into a parameter or memory that is put in
-    its place, as by `vector_to_parameters`. Before the next step such weights are brought back where they are not
-    proved to keep their promise; a checkpoint that keeps it is continued bit for bit. Not counted are writes through
-    `parameter.data` or a NumPy view, and `torch.distributed.checkpoint.load` into weights that are cut over processes.
+    Weights above their cap are projected onto it at once; from then on every step is checked before and corrected
+    after. A parameter that did not move is left alone. The bounds hold as long as only the optimizer changes the
+    weights; after other code has written into them, call `project_()` on the result.
 
-    Rates and weights may be changed by closures, by pre-hooks of the step and around `step` in a subclass: an optimizer
-    of this library has its constraints act within its step, on the numbers that it multiplies with. For any other, and
-    for post-hooks that write weights, a hook of your own belongs before this one as a pre-hook and after it as a
-    post-hook, and a closure must not write them. What a constraint promises, or that it promises nothing, is said in
-    its own text. A copied or unpickled optimizer of this library keeps its constraints.
+    That call is not needed where torch counts the write: `load_state_dict`, writes into a parameter, and new memory in
+    its place, as by `vector_to_parameters`. Such weights are projected before the next step, unless they are proved to
+    be in bounds; a checkpoint that is in bounds is continued bit for bit. Not counted are writes through
+    `parameter.data` or a NumPy view, and `torch.distributed.checkpoint.load` into weights sharded over processes.
 
-    With `lipschitz=10.0` the caps are found: `certify(model, example_input, within=constraints)` proves a constant of
-    at most 10 after every step, and between steps. `certificates.budget.Budget` says how caps are chosen, and moved.
-    With `largest_logit=30.0` caps are found within which no attention logit exceeds 30 in absolute value, for any
-    input and before masks; `print` shows the number of every layer, and `certificates.logits.Logits` says how.
+    Closures, pre-hooks of the step, and subclasses around `step` may change rates and weights of this library's
+    optimizers, whose constraints act within the step itself. For any other optimizer, register your own pre-hooks
+    before this call and your own post-hooks after it, and do not write weights in a closure; post-hooks that write
+    weights come after this call for all optimizers. Each constraint's text states what it guarantees, if anything. A
+    copied or unpickled optimizer of this library keeps its constraints.
 
     Args:
         optimizer: Any optimizer. Those of `wellnormed.optim` know their parameters' names and norms and the norm of
             their steps; for any other pass `norms`.
-        constraints: Name pattern (`fnmatch`; a module's name stands for all below it) -> constraint. Every one must act
-            on at least one parameter that its pattern matches (a spectral one passes by biases; `print` shows what is
-            constrained, what is not, and why), and no parameter may have two different ones. With `lipschitz` or
-            `largest_logit` these stay as they are, and caps are found for other parameters.
+        constraints: Name pattern (`fnmatch`; a module's name stands for all parameters in it) -> constraint. Each must
+            act on at least one parameter that its pattern matches (a spectral one skips biases; `print` shows which
+            parameters are constrained, and why others are not), and no parameter may have two different ones. With
+            `lipschitz` or `largest_logit` these are kept, and caps are chosen for the other parameters.
         norms: The model, or what `assign_norms` returned for it; needed for optimizers of other libraries.
-        prove: Whether norms by singular values are proved at once, and again when a state is loaded, which takes one
-            thread of the CPU `m n^2` operations in float64 for each weight. Without it a cap writes every weight by its
-            own function, which aims 2e-5 below and ends at most 1e-5 above, and `load_state_dict` takes the weights for
-            those that the state was saved with: pass False where checksums say so, and prove what you publish.
-        lipschitz: The constant to keep, in the norms of `certify`.
+        prove: Whether norms that are computed from singular values are proved now, and whenever a state is loaded. It
+            costs `m n^2` float64 operations per weight on one thread of the CPU. With False every cap rescales its
+            weights in floats, aiming 2e-5 below the cap and ending at most 1e-5 above it, and `load_state_dict` trusts
+            that the weights are those that the state was saved with. Pass False only if checksums confirm this, and
+            prove the model that you publish.
+        lipschitz: The largest Lipschitz constant, in the norms of `certify`.
         largest_logit: The largest attention logit. Caps are in the norms of `assign_norms(model, per_head=True)` unless
             `norms` is an assignment.
-        example_input: With either, the arguments of a call of the model; this, `radius`, `box` and `output` are as
-            in `certify`.
+        example_input: With `lipschitz` or `largest_logit`, the arguments of a call of the model, as in `certify`; so
+            are `radius`, `box` and `output`.
         radius: Largest RMS of an input vector, token or sample. Logits behind norm layers are bounded for all inputs.
-        box: Two numbers between which all entries of the input lie, in the place of `radius`.
+        box: Lowest and highest entry of the input, instead of `radius`.
         output: Which tensor, if the model returns several.
-        move_every: With `lipschitz`, the number of steps from one move of the caps to the next; 0 for caps that stay.
-        accept_small_range: With `lipschitz`, whether to attach caps within which the result keeps less than a tenth of
-            its range, as those of a model with ordinary norm layers do. They are refused otherwise; below a quarter,
-            a warning says what is left, and how far weights were moved.
+        move_every: With `lipschitz`, the number of steps between two moves of the caps; 0 for caps that never move.
+        accept_small_range: With `lipschitz`, whether to accept caps within which the result keeps less than a tenth of
+            its range, as in a model with ordinary norm layers. By default they are refused. Below a quarter, a warning
+            states the share that is left, and how far weights were moved.
 
     Returns:
         The attached constraints, with `project_()`, `norm_ratios()` (estimates), `proved_ratios()`, `state_dict()` and
         `remove()`.
 
     Raises:
-        ValueError: An argument makes no sense; or the result could hardly move (`accept_small_range`); or the model
-            cannot have a constant or logits as small as that, and the message says which it can have, and what stands
-            in the way.
+        ValueError: An argument is invalid; the result could hardly change (`accept_small_range`); or no caps give so
+            small a constant or logits: the message then states the smallest possible value, and which operations
+            prevent less.
         UncertifiableError: With `lipschitz` or `largest_logit`, an operation of the model has no bound.
 
     Example:

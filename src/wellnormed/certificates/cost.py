@@ -1,4 +1,4 @@
-"""What caps that keep a constant cost before the first step: the result's range, and how far weights are moved."""
+"""The price of caps that keep a constant, before the first step: lost range of the result, and moved weights."""
 
 import math
 from collections.abc import Collection
@@ -10,23 +10,24 @@ from wellnormed.certificates.within import Caps, Within
 from wellnormed.proof.decimals import shown
 
 LEAST_SHARE, SMALL_SHARE = 0.1, 0.25
-"""The shares of its range below which a result can hardly move, so that `constrain` refuses, and at which it warns.
+"""`constrain` refuses caps that leave the result less than the first share of its range, and warns below the second.
 
-A norm layer has the slope 1 / sqrt(eps) at vectors near 0, and a range of 2: a constant pays for the slope, and the
-result has the range. A loss follows the range. A GPT of two pre-norm blocks on a Markov chain, where uniform guesses
-have 3.47, ends 100 steps at 1.83 without caps; with a share of .009 at 3.44, of .05 at 3.33, of .09 at 3.22, of .14 at
-3.06, of .23 at 2.85, of .36 at 2.55. MLPs and convolutions with batch norm have a share of 1 at any constant.
+A norm layer has the slope 1 / sqrt(eps) at vectors near 0, but a result of RMS at most 1. The constant counts the
+slope, so the caps behind it must be small, and shrink the range. The loss follows the range: a GPT of two pre-norm
+blocks on a Markov chain, where uniform guesses have the loss 3.47, ends 100 steps at 1.83 without caps; at 3.44 with a
+share of .009, 3.33 with .05, 3.22 with .09, 3.06 with .14, 2.85 with .23, 2.55 with .36. MLPs and convolutions with
+batch norm have a share of 1 at any constant.
 """
 _TINY = 1e-6
-"""The cap of what only shifts results, while their range is looked at."""
+"""The cap of parameters that only shift the result, such as biases, while its range is computed."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The change of the result between two inputs, in RMS, and the weights that the caps move at once."""
+    """The largest change of the result between two inputs, in RMS, and the weights that the caps shrink at once."""
 
     before: float
-    """The largest change for weights of the norms at the start (at least 1 each), or what the constant allows."""
+    """The largest change with the norms at the start (at least 1 each) as caps, or allowed by the constant if less."""
     after: float
     """The largest change within the caps."""
     moved: int
@@ -36,7 +37,7 @@ class Cost:
 
     @property
     def share(self) -> float:
-        """What is left of the range; 1 where it has no end."""
+        """The share of the range that is left; 1 for an infinite range."""
         return self.after / self.before if 0 < self.before < math.inf else 1.0
 
     def judge(self, lipschitz: float, accept: bool) -> None:
@@ -70,9 +71,9 @@ def cost_of(within: Within, start: Caps, caps: Caps, free: Collection[str], norm
     """The cost of caps.
 
     Args:
-        within: The proof.
+        within: The constant as a function of the caps.
         start: The caps that the search began with.
-        caps: The caps.
+        caps: The caps that it ended with.
         free: Parameters that the constant does not depend on.
         norms: The norms of the parameters now.
         lipschitz: The constant.

@@ -16,19 +16,20 @@ from wellnormed.routing.tables import aligned
 
 _ALIKE = Decimal("1.01")
 _STEP = 1 - 1e-2
-"""The factor on a cap by which is found which logits depend on it."""
+"""The factor on a cap with which logits are computed again, to find those that depend on the cap."""
 
 
 class Logits(Budget):
-    """Constraints whose caps keep every attention's logits at most a number, for every input of the domain.
+    """Constraints whose caps bound the logits of every attention by one number, for every input of the domain.
 
-    Caps stand still, and only parameters that a logit depends on have one. Behind a norm layer these are its gain and
-    bias, the queries and the keys. They are in proportion to the norms at the start (at least 1 each, vectors 1/4), in
-    the norms of heads where a module says how many there are, times one factor for each attention, from the first on.
+    Caps do not move, and only parameters that a logit depends on have one: behind a norm layer, its gain and bias and
+    the projections to queries and keys. Caps are in proportion to the norms at the start (at least 1 each, vectors
+    1/4), per head where a module says how many heads it has. The attentions are treated in order; one factor scales the
+    caps of each that no earlier one has scaled.
     """
 
     def logits(self) -> dict[str, float]:
-        """Row of an attention -> the largest logit that is proved for all weights within the caps."""
+        """Row of an attention -> a proved bound on its logits for all weights within the caps."""
         return {row: float(logit) for row, logit in logits_of(self._within.proof(self.caps())).items()}
 
     def __str__(self) -> str:
@@ -47,7 +48,7 @@ def most_logit(proof: Proof) -> Decimal:
 
 
 def for_most_inputs(within: Within, caps: Caps) -> Within:
-    """The same for every finite input, if logits are hardly larger then, as behind norm layers."""
+    """`within` for every finite input, if that hardly enlarges logits, as behind norm layers; else `within` itself."""
     wide, here = within.for_all_inputs(), logits_of(within.proof({**caps, **within.tables()}))
     try:
         everywhere = logits_of(wide.proof(caps))
@@ -60,15 +61,15 @@ def for_most_inputs(within: Within, caps: Caps) -> Within:
 def logit_caps(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], within: Within, start: Caps, most: float
 ) -> Caps:  # fmt: skip
-    """Find caps within which all logits are proved to be at most a number, for the parameters that they depend on.
+    """Find caps within which all logits are proved to be at most `most`, for the parameters that they depend on.
 
     Args:
-        optimizer: The optimizer, which must have these parameters.
+        optimizer: The optimizer; it must have all of these parameters.
         parameters: Name -> parameter.
-        within: The proof; afterwards it knows nothing of the other parameters, and has the largest logit as its
-            measure.
+        within: The proved function; changed in place. Afterwards other parameters have no caps, and its measure is the
+            largest logit.
         start: Name -> the cap to start from.
-        most: The number.
+        most: The largest logit.
     """
     pinned = within.tables()
     caps: Caps = {**start, **pinned}
@@ -79,9 +80,9 @@ def logit_caps(
         )
     moved = {name: logits_of(within.proof({**caps, name: cap * _STEP})) for name, cap in caps.items()}
     depends = {row: [name for name in caps if moved[name].get(row) != logit] for row, logit in first.items()}
-    held = {name for names in depends.values() for name in names} | pinned.keys()  # whose rows are the inputs
-    caps = {name: cap for name, cap in caps.items() if name in held}
-    within.forget(moved.keys() - held)
+    needed = {name for names in depends.values() for name in names} | pinned.keys()  # a table's rows are the inputs
+    caps = {name: cap for name, cap in caps.items() if name in needed}
+    within.forget(moved.keys() - needed)
     owned = {p for group in optimizer.param_groups for p in group["params"]}
     if others := [name for name in caps if parameters[name] not in owned]:
         raise ValueError(
@@ -92,18 +93,18 @@ def logit_caps(
         done = set(pinned)
         for row, names in depends.items():
             free = [name for name in names if name not in pinned]
-            own = [name for name in free if name not in done] or free
-            done |= {*own}
+            moving = [name for name in free if name not in done] or free
+            done |= {*moving}
             within.measured_by(lambda proof, row=row: logits_of(proof)[row])
-            if own:
-                rest = {name: cap for name, cap in caps.items() if name not in own}
-                caps = _scaled(within, row, {name: caps[name] for name in own}, most, rest)
+            if moving:
+                rest = {name: cap for name, cap in caps.items() if name not in moving}
+                caps = _scaled(within, row, {name: caps[name] for name in moving}, most, rest)
         within.measured_by(most_logit).walked_at(caps)
         if within.constant(caps) <= Decimal(most):
             return caps
     raise ValueError(
-        f"constrain: no caps were proved to keep largest_logit={most}; what is frozen, tables and constraints that are "
-        f"given as well have {shown(within.constant(caps))}"
+        f"constrain: no caps were proved to keep largest_logit={most}; frozen weights, tables and the given "
+        f"constraints leave logits of up to {shown(within.constant(caps))}"
     )
 
 

@@ -1,4 +1,4 @@
-"""A certificate in words: what it is a proof of, its norms, its domain, and the table that `print` shows."""
+"""A certificate in words: the statement that is proved, its norms, its domain, and the table that `print` shows."""
 
 import math
 from collections import defaultdict
@@ -21,11 +21,11 @@ PROOF = (
     "of the captured program (the graph with its stored tensors, which `wn.export` writes and runs) in real "
     "arithmetic, not of the rounding errors and overflows of its execution in floats"
 )
-"""What every certificate proves, and what it does not."""
+"""The end of the sentence "a certificate is a proof ..."."""
 
 
 def table(certificate: "Certificate") -> str:
-    """All that `print` shows: the bound, what it holds for, and one line for every row that has bounds."""
+    """The text of `print`: the bound, the inputs and weights that it holds for, and a line per row with bounds."""
     l2, replaced = certificate.l2_lipschitz, certificate.substitution
     euclidean = "" if l2 is None else f"; {short(l2.exact)} in Euclidean norms"
     log10 = shown(certificate.lipschitz.log10, ".4f")
@@ -58,7 +58,7 @@ def table(certificate: "Certificate") -> str:
 
 
 def sentence(certificate: "Certificate") -> str:
-    """What the bound says: in Euclidean norms where a sample is one vector or one image, in RMS for tokens."""
+    """The bound as a sentence: in Euclidean norms if a sample is one vector or one image, in RMS for tokens."""
     l2, inputs, result = certificate.l2_lipschitz, certificate.inputs, certificate.rows[-1]
     whole = len(inputs) == 1 and _groups(inputs[0]) != "tokens" and _groups(result) != "tokens"
     noun = "A sample" if certificate.each_sample else "The whole batch"
@@ -74,7 +74,7 @@ def sentence(certificate: "Certificate") -> str:
 
 
 def statement(certificate: "Certificate") -> str:
-    """What is proved, what was compared with the model's code, and what was not."""
+    """Three lines: the proved statement, the comparison with the model's code, and the circumstances it left out."""
     return "\n".join(
         [
             f"proof: {PROOF}",
@@ -91,11 +91,11 @@ def _briefly(certificate: "Certificate") -> str:
 
 
 LARGE = 3.0
-"""From which decimal logarithm on a bound is explained."""
+"""The decimal logarithm from which on `print` explains why a bound is large."""
 
 
 def _why_large(certificate: "Certificate") -> list[str]:
-    """Which operations make a bound large, if it is: what each kind of them multiplies it by on the largest path."""
+    """If the bound is large, a line with the factor of each kind of operation on the largest path, and a remedy."""
     if (total := certificate.lipschitz.log10) < LARGE:
         return []
     made: dict[str, list[float]] = defaultdict(list)
@@ -114,11 +114,11 @@ def only_relu(rows: Sequence[Row]) -> bool:
 
 
 RECTIFIED = "All activations are ReLU: under caps wn.nn.MaxMin reaches more"
-"""A line of at most 80 letters: MaxMin keeps the length of gradients, half of which ReLU loses."""
+"""The reason: MaxMin preserves the length of gradients, and ReLU loses half of it. A line of at most 80 letters."""
 
 
 def _in_a_row(certificate: "Certificate") -> bool:
-    """Whether `effort="high"` was not used and may serve: on the largest path, linear maps follow linear maps."""
+    """Whether `effort="high"` may help and was not used: linear maps follow each other on the largest path."""
     path = [row.operation for row, _ in factors(certificate.rows) if row.bounds is not None]
     bent = [kind for kind in path if kind not in ("elementwise", "add")]
     possible = not certificate.promises and not any(row.operation == "lipsdp" for row in certificate.rows)
@@ -126,7 +126,7 @@ def _in_a_row(certificate: "Certificate") -> bool:
 
 
 def factors(rows: Sequence[Row]) -> list[tuple[Row, float]]:
-    """The rows on the largest path, from the last one on, with the decimal logarithm of what each multiplies by."""
+    """The rows on the path of the largest gains, last row first, each with the decimal logarithm of its factor."""
     named, gains = {row.name: row for row in rows}, dict[str, Decimal]()
     for row in rows:
         inputs = [gains[name] for name in row.inputs]
@@ -152,7 +152,7 @@ def norms(certificate: "Certificate") -> str:
 
 
 def domain(certificate: "Certificate") -> str:
-    """The inputs that the certificate speaks of."""
+    """The inputs that the bound holds for."""
     parts = []
     for row in certificate.inputs:
         limit, which, where = domain_of(row.constants), "all", ""
@@ -185,13 +185,13 @@ def compared(certificate: "Certificate") -> str:
 
 
 def _conversions(rows: tuple[str, ...], dtype: str) -> str:
-    """How many conversions there are, and the first of them."""
+    """The number of conversions to a dtype, and the names of the first three rows."""
     shown = ", ".join(map(word, rows[:3])) + ", ..." * (len(rows) > 3)
     return f"{len(rows)} conversion{'s' * (len(rows) > 1)} to {word(dtype)}, counted as the identity ({shown})"
 
 
 def _groups(row: Row) -> str:
-    """The noun for the groups of a row."""
+    """The noun for a row's groups of entries, over which the RMS is taken."""
     if len(row.axes) > 1:
         return "whole samples"
     return "vectors" if len(row.shape) < 3 else "tokens"

@@ -24,30 +24,30 @@ from wellnormed.proof.decimals import shown
 _ROUNDING = 1e-9
 """The share by which a measured gain is reduced: it exceeds the float64 rounding errors of a few hundred operations."""
 _ROUNDING_OF_OPERATIONS = 2.0**-46
-"""The share of themselves by which the results of all operations may be wrong, 64 times the machine epsilon of float64.
-A difference of two results of the model is reduced by what this may change: somewhere, numbers may nearly cancel."""
+"""The assumed relative error of every operation's result, 64 times the machine epsilon of float64. A measured
+difference of two results is reduced by the change that such errors can cause, as numbers may nearly cancel."""
 
 Point = dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class LowerBound:
-    """A gain of the model at two inputs, so that no Lipschitz constant in this norm is smaller.
+    """The gain of a model between two inputs; no Lipschitz constant in the certificate's norms is smaller.
 
-    It is the difference of two results over the difference of two inputs, and can be measured again: with
-    `double = wellnormed.capture(model, example_input).double()`, the results `double(**inputs)` and, of
-    `inputs[name] + step * directions[name]` for every name, `double(**moved)` differ by `value * step` in the RMS of
-    their largest group.
+    The gain is the difference of two results over the difference of two inputs. To measure it again, let
+    `double = wellnormed.capture(model, example_input).double()` and
+    `moved[name] = inputs[name] + step * directions[name]`: the largest RMS over the groups of
+    `double(**moved) - double(**inputs)` is `value * step`.
     """
 
     value: float
     """Largest RMS change of a group of the output over the largest RMS change of a group of the input."""
     inputs: Point
-    """The point at which it was measured, of the example's shapes."""
+    """The first of the two inputs, with the example's shapes."""
     directions: Point
     """The direction of the change of the input, with RMS at most 1 in every group."""
     step: float
-    """Length of the change; 0 if no change of the input was found that changes the output."""
+    """Length of the change; 0 if the search met no change of the input that changes the output."""
 
     def __repr__(self) -> str:
         return f"LowerBound({shown(self.value, '.5g', up=False)}: the largest gain found)"
@@ -55,7 +55,7 @@ class LowerBound:
 
 @dataclass(frozen=True, eq=False)
 class _Tangent:
-    """The largest gain of the Jacobian that a search has met, with its point and direction."""
+    """The largest gain of a Jacobian so far, with its point and direction."""
 
     value: float
     x: Point
@@ -78,21 +78,22 @@ def lower_bound(
 ) -> LowerBound:
     """Search the domain for the input and the direction with the largest gain, in float64.
 
-    The variables are those of a certificate: the floats of the input, and the vectors that an embedding looks up; other
-    integers keep their values. The size of a change is its largest RMS over the groups of all variables: tokens,
-    or whole samples where there are four axes or more.
+    The result is a lower bound of the model's Lipschitz constant, which shows how far a certificate is from tight. The
+    variables are those of a certificate: the floats of the input, and the vectors that an embedding looks up; other
+    integers keep their values. The size of a change is its largest RMS over the groups of all variables: tokens, or
+    whole samples of tensors with four axes or more.
 
     Every step does one alternation of the power method for the norm "largest group -> largest group" (the dual of a
     direction has RMS 1 in every group of the input; the dual of an output change is one unit vector in one group) and
-    one ascent step on the inputs, all by double backward passes; without ascent where an operation of the model has no
-    second derivative. As many steps of a random search around the best input follow, which cross the edges of piecewise
-    linear functions. At the end the best direction is measured over finite distances, and the result is the value, so
-    that a wrong derivative cannot make a wrong bound.
+    one ascent step on the inputs, both by double backward passes; the ascent is left out if an operation of the model
+    has no second derivative. The same number of steps of a random search around the best input follows, which can cross
+    the edges of piecewise linear functions. At the end the gain in the best direction is measured over finite
+    distances, so that a wrong derivative cannot make a wrong bound.
 
     Args:
         model: As for `certify`.
         example_input: A tensor, a tuple of arguments, or a dictionary of keywords; its first sample is searched. By
-            default what the model's method `example_input` returns; none for a program.
+            default the result of the model's method `example_input`; leave it out for a program.
         radius: Largest RMS of a group of the input; finite.
         box: Two numbers between which all entries of the input lie, in the place of `radius`.
         steps: Number of iterations.
@@ -102,9 +103,9 @@ def lower_bound(
         inputs: Further arguments of the call, by keyword, as for `certify`.
 
     Raises:
-        UncertifiableError: The model cannot be captured, nothing of its input is a variable, or an operation of it has
-            no derivative.
-        ValueError: An example is needed, or a number is not positive.
+        UncertifiableError: The model cannot be captured, its input has no variable, or one of its operations has no
+            derivative.
+        ValueError: The example is missing, or a number is not positive.
 
     Example:
         >>> layer = nn.Linear(2, 2, bias=False)
@@ -119,7 +120,7 @@ def lower_bound(
     require_numbers("lower_bound: ", {"radius": radius}, POSITIVE)
     require_numbers("lower_bound: ", {"steps": steps, "batch": batch}, POSITIVE, whole=True)
     if generator is not None and not isinstance(generator, torch.Generator):
-        raise ValueError(f"lower_bound: generator={generator!r} is no torch.Generator; pass one, or None")
+        raise ValueError(f"lower_bound: generator must be a torch.Generator or None, got {generator!r}; pass one")
     domain = domain_from("lower_bound", radius, box)
     if not isinstance(model, Program):
         model = capture(model, example_of(model, example_input, "lower_bound"), output, domain=domain)
@@ -159,7 +160,7 @@ def gains(function: Continuous, x: Point, u: Tensor) -> tuple[Point, Tensor, Poi
         axes = function.axes[name]
         size = math.prod(each.shape[axis] for axis in axes)
         maximum = maximum + torch.linalg.vector_norm(each, dim=axes).sum() * math.sqrt(size)
-    if not maximum.requires_grad:  # J^T u does not depend on x or u: u was zero
+    if not maximum.requires_grad:  # J^T u depends neither on x nor on u, as for u = 0
         nothing = {name: torch.zeros_like(each) for name, each in x.items()}
         return nothing, torch.zeros_like(u), nothing
     *uphill, pushed = torch.autograd.grad(maximum, (*values, u), allow_unused=True, materialize_grads=True)
@@ -168,7 +169,7 @@ def gains(function: Continuous, x: Point, u: Tensor) -> tuple[Point, Tensor, Poi
 
 
 class _Search:
-    """S searches of one function in one ball or box, whose radius is the largest RMS of a group about its centre."""
+    """S searches at once for the largest gain of one function, in a ball or box with this centre and radius (RMS)."""
 
     def __init__(
         self, function: Continuous, domain: Domain, batch: int, generator: torch.Generator | None = None
@@ -185,7 +186,7 @@ class _Search:
         self._twice = True
 
     def climb(self, steps: int) -> _Tangent:
-        """Power method and ascent, from random points on the sphere, where attention is sharpest, or in the box."""
+        """Power method and ascent from random points on the sphere (where attention is sharpest), or in the box."""
         x = {name: self._draw(shape) for name, shape in self.function.shapes.items()}
         x = {name: each / rms(each, self.function.axes[name]) * self.radius for name, each in x.items()}
         x = self._inside({name: self.centre + each for name, each in x.items()})
@@ -217,12 +218,12 @@ class _Search:
     def measure(self, tangent: _Tangent) -> LowerBound:
         """The largest gain over finite distances, from the point and in the direction of the best Jacobian.
 
-        Over long distances a secant may be steeper than the tangent. Over short ones the gain is that of the derivative
-        up to the rounding error of a small difference, so the smaller of the two counts.
+        Over long distances a secant may be steeper than the tangent. Over short distances the gain equals the
+        derivative's up to the rounding error of a small difference, so the smaller of the two counts.
         """
         best = LowerBound(0.0, tangent.x, tangent.direction, 0.0)
         for step in (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7):
-            # so that both ends are in the ball; in a box the longer of them is cut
+            # moved towards the centre, so that both ends lie in the ball; a box may still cut off the longer one
             inner = {name: each + step * (self.centre - each) for name, each in tangent.x.items()}
             for sign in (1, -1):
                 best = self._better_secant(best, inner, sign * step, tangent)
@@ -252,7 +253,7 @@ class _Search:
         return float(rms(self.function.shaken(x, _ROUNDING_OF_OPERATIONS) - result, self.function.output_axes).max())
 
     def _gains(self, x: Point, u: Tensor) -> tuple[Point, Tensor, Point]:
-        """As `gains`, as far as torch has the derivatives that it needs."""
+        """As `gains`, but without batching or ascent for operations for which torch lacks such derivatives."""
         while True:
             at_once = self.function.at_once
             try:

@@ -22,8 +22,8 @@ from wellnormed.proof.reading import word
 from wellnormed.routing.patterns import bare_names
 
 _ROUNDED = Decimal("1e-4")
-"""The largest difference of a bound in a certificate from that in a fresh one, as a share of it. Tensors that the model
-computes, such as sines of large angles, have three quarters of their digits in common among machines."""
+"""The largest relative difference of the same bound in a stored and in a fresh certificate. Tensors that the model
+computes, such as sines of large angles, agree in three quarters of their digits between machines."""
 
 
 @default_on_cpu()
@@ -37,12 +37,12 @@ def verify(
 
     Args:
         certificate: A certificate, or the path of its file.
-        weights: Path of a safetensors file, or name -> tensor or NumPy array, as in the model's state dict. Names may
-            have the prefixes of `torch.compile` and other wrappers, or not.
+        weights: Path of a safetensors file, or name -> tensor or NumPy array, as in the model's state dict. The
+            prefixes that `torch.compile` and other wrappers add to names are ignored.
 
     Raises:
         CheckError: The file is not intact, a tensor is missing or changed, a claim could not be proved, or a row
-            states a smaller bound than follows.
+            states a smaller bound than the one that follows.
 
     Example:
         >>> model = nn.Linear(3, 2)
@@ -58,7 +58,7 @@ def verify(
     if isinstance(weights, str | os.PathLike):
         tensors = _renamed(read_safetensors(Path(weights)), certified)
     elif not isinstance(weights, Mapping):
-        raise CheckError(f"weights={type(weights).__name__} is no path and no state dict; pass either")
+        raise CheckError(f"weights must be a path or a state dict, got {type(weights).__name__}; pass either")
     else:
         named = _renamed({str(name): value for name, value in weights.items()}, certified)
         tensors = {name: _stored(name, named[name]) for name in certified if name in named}
@@ -74,18 +74,18 @@ def require_same_model(
     output: str | int | None = None,
     within: Constraints | None = None,
 ) -> None:
-    """Refuse a model, or a program, that executes other operations, or on other tensors, than a certificate lists.
+    """Refuse a model, or a program, whose operations or tensors differ from those that a certificate lists.
 
-    `verify` proves the bound; this function ties it to the model's code, which is certified again. Operations must be
-    the same. Stored tensors, such as weights, must have the same bits, except for those on whose promises a certificate
-    rests in the place of their entries. Tensors that the model computes from its own are compared within rounding,
-    which differs between machines; the certificate holds for those in its file. No bound of a row may differ from that
-    of the fresh certificate by more than such roundings explain.
+    `verify` proves a stored bound from the listed operations; this function checks that a model executes these
+    operations. It certifies the model again, and compares both certificates. Operations must be the same. Stored
+    tensors, such as weights, must have the same bits, except for those whose caps the proof uses instead of their
+    entries. Tensors that the model computes are compared within rounding, which differs between machines; the
+    certificate holds for those in its file. The bounds of a row may differ only as much as such rounding explains.
 
     Args:
         certificate: The certificate to compare with.
         model: As for `certify`.
-        example_input: As for `certify`, with the shape that the certificate states and the inputs that it fixes.
+        example_input: As for `certify`, with the certificate's shape and with the same values of its fixed inputs.
         output: As for `certify`.
         within: As for `certify`, if the certificate was made with it.
 
@@ -152,18 +152,18 @@ def require_same_model(
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape are equal up to rounding, which differs between machines."""
+    """Whether two tensors have the same shape and dtype, and entries that differ by no more than rounding."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.is_floating_point():
         return torch.equal(a, b)
-    # three quarters of the digits of its largest entry: a sine of a large angle has no more
+    # sines of large angles agree only in three quarters of the digits of the largest entry
     tolerance = torch.finfo(a.dtype).eps ** 0.75 * float(b.abs().max())
     return bool(((a.double() - b.double()).abs() <= tolerance).all())
 
 
 def _renamed(tensors: Mapping[str, Any], certified: Sequence[str]) -> dict[str, Any]:
-    """The tensors by the names of a certificate, which may differ from theirs by the prefixes of wrappers."""
+    """The tensors under the certificate's names, from which theirs may differ by the prefixes of wrappers."""
     bare, given = bare_names(certified), {short: name for name, short in bare_names(tensors).items()}
     other = {given[bare[name]]: name for name in certified if name not in tensors and bare[name] in given}
     return {other.get(name, name): value for name, value in tensors.items()}

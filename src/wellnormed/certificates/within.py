@@ -1,4 +1,4 @@
-"""What is proved for all weights within caps, the constant or an attention's logits, as a function of the caps."""
+"""The Lipschitz constant, or the largest logits, that is proved for all weights within caps: a function of the caps."""
 
 import contextlib
 import copy
@@ -22,17 +22,17 @@ from wellnormed.proof import CheckError, Promise, Proof, Row
 from wellnormed.proof.decimals import assumed, between
 
 LEAST = 1e-2
-"""The least factor on caps that is looked at: weights of such a size hardly pass anything on."""
+"""The smallest factor on caps that is tried: smaller weights hardly pass any signal on."""
 TOLERANCE = 5e-4
-"""How far below the constant that was asked for the proved one may be, as a share."""
+"""The largest relative distance of the proved constant below the requested one."""
 Caps = Mapping[str, float]
 """Name of a parameter -> the largest value of its norm."""
 _NEAR = 1e-2
-"""How far down, as a share, a cap is moved to see what the constant makes of it."""
+"""The share by which a cap is lowered to measure how the constant depends on it."""
 
 
 class BudgetError(Exception):
-    """No caps give the constant that is asked for: its least logarithm, and the rows of its proof there."""
+    """No caps give the requested constant. Carries the logarithm of the smallest one, and the rows of its proof."""
 
     def __init__(self, log: float, rows: Sequence[Row]) -> None:
         super().__init__(log)
@@ -41,7 +41,7 @@ class BudgetError(Exception):
 
 @dataclass(frozen=True)
 class Capped:
-    """A parameter whose cap is an argument: its norm, its shape, and its names in the program."""
+    """A parameter whose cap is varied: its norm, its shape, and its names in the program."""
 
     norm: Norm
     shape: tuple[int, ...]
@@ -59,19 +59,20 @@ def logits_of(proof: Proof) -> dict[str, Decimal]:
 
 
 class Within:
-    """The constant of a program for all weights within caps: each value is proved, as by `certify(within=...)`.
+    """The constant of a program for all weights within caps, as a function of the caps.
 
-    The capture of the program and its comparison with the model are not made again.
+    Each value is proved, as by `certify(within=...)`, without capturing the model again.
 
     Args:
-        program: The program, whose trained parameters all have a cap or a promise.
+        program: The program; each of its trained parameters has a cap or a promise.
         model: The module that it was captured from.
-        domain: Its inputs.
-        capped: Name -> parameter whose cap is an argument.
+        domain: The inputs that the constant holds for.
+        capped: Name -> parameter whose cap is varied.
         promises: Name of a stored tensor -> the promise of another constraint.
 
     Attributes:
-        measure: What of a proof counts as its constant; `measured_by` sets another than the Lipschitz constant.
+        measure: The number of a proof that counts as the constant: by default the Lipschitz constant; see
+            `measured_by`.
     """
 
     def __init__(
@@ -94,11 +95,11 @@ class Within:
 
     @property
     def promised(self) -> frozenset[str]:
-        """The stored tensors whose entries no proof looks at."""
+        """The names of the stored tensors whose entries no proof uses."""
         return frozenset(self._promises)
 
     def measured_by(self, measure: Callable[[Proof], Decimal]) -> "Within":
-        """This, with something else of its proofs as the constant."""
+        """Change `measure`, and return self."""
         self.measure, self._last = measure, ({}, math.nan)
         return self
 
@@ -107,13 +108,13 @@ class Within:
         return list(self.proof(caps).rows.values())
 
     def proof(self, caps: Caps) -> Proof:
-        """A proof: the rows of the last walk, or of a new one where these do not follow.
+        """A proof for these caps: by the rows of the last walk, or by a new walk if they do not follow.
 
         Raises:
-            UncertifiableError: There is none.
+            UncertifiableError: There is no proof.
         """
-        own = {alias: _times(unit, caps[name]) for alias, (name, unit) in self._units.items()}
-        promises = {**self._promises, **own}
+        of_caps = {alias: _times(unit, caps[name]) for alias, (name, unit) in self._units.items()}
+        promises = {**self._promises, **of_caps}
         if self._walk is not None:
             with contextlib.suppress(CheckError):
                 return proved_again(self._walk, {name: each for name, each in promises.items() if each is not None})
@@ -178,7 +179,7 @@ class Within:
         return ends[True][2]  # where the constant jumps
 
     def freed(self, caps: Caps, most: float, among: Iterable[str]) -> dict[str, float]:
-        """The caps, with those among these at `most` that the constant does not depend on up to there."""
+        """The caps, with those named in `among` raised to `most` where that does not change the constant."""
         caps, here = dict(caps), self.log(caps) + 1e-9
         if self.log({**caps, **(freed := dict.fromkeys(among, most))}) <= here:
             return {**caps, **freed}
@@ -187,7 +188,7 @@ class Within:
         return caps
 
     def for_all_inputs(self) -> "Within":
-        """The same for every finite input."""
+        """The same function, with every finite input as the domain."""
         other = copy.copy(self).measured_by(self.measure)
         other._domain, other._walk = math.inf, None
         other._promises, other._units = dict(self._promises), dict(self._units)
@@ -202,24 +203,24 @@ class Within:
 
     @property
     def distance(self) -> float:
-        """The largest distance of two inputs, in RMS of a group."""
+        """The largest distance of two inputs of the domain, in RMS of a group."""
         return self._domain.high - self._domain.low if isinstance(self._domain, Box) else 2 * self._domain
 
     def forget(self, names: Container[str]) -> None:
-        """Take these parameters for any of `any_entries`; they have no cap afterwards."""
+        """Replace the caps of these parameters by the bound of `any_entries`, which is no restriction."""
         for alias in [alias for alias, (name, _) in self._units.items() if name in names]:
             del self._units[alias]
             self._promises[alias] = any_entries(alias, self._program.stored[alias].tensor)
         self._walk, self._last = None, ({}, math.nan)
 
     def refresh(self, name: str, values: Tensor) -> None:
-        """Have the next proof take these values of a stored tensor."""
+        """Change the values of a stored tensor for the next proof."""
         with torch.no_grad():
             self._program.stored[name].tensor.copy_(values)
         self._walk, self._last = None, ({}, math.nan)
 
     def tables(self) -> dict[str, float]:
-        """Name of every table whose rows are the input -> the cap at which the domain just has them all."""
+        """Name of every capped embedding table -> the largest cap at which the domain contains all its rows."""
         looked_up = {str(node.all_input_nodes[0].target) for node in self._program.depends.lookups}
         limits = {}
         for name, unit in (owned for alias, owned in self._units.items() if alias in looked_up):
@@ -232,6 +233,6 @@ class Within:
 
 
 def _times(unit: Promise, cap: float) -> Promise:
-    """The promise of a cap, from that of a cap of 1."""
+    """The promise of a cap, from the promise of the cap 1."""
     parts = (replace(each, size=math.nextafter(each.size * cap, math.inf)) for each in unit.parts)
     return replace(unit, parts=tuple(parts))

@@ -12,7 +12,12 @@ from wellnormed.routing import Assignment
 
 @spelled_out
 class Scion(ConditionalGradient):
-    """Scion (LMO, algorithms 1 and 2): every parameter moves by the oracle of its own norm.
+    """Scion (LMO, algorithms 1 and 2): in every step each parameter moves a fixed length, measured in its own norm.
+
+    `Scion(model, lr=0.1)` assigns a norm to each parameter by its role, such as `Spectral` to the matrix of a linear
+    layer; `print` shows all of them. The direction of a step is the vector of norm 1 that decreases the loss most, to
+    first order, for the momentum of the gradients (the norm's linear minimization oracle), and its length is
+    `lr * radius`. With `unconstrained=False` weights also shrink by `1 - lr`, which keeps each in its ball of `radius`.
 
     Args:
         params: The model; or what `ConditionalGradient` takes.
