@@ -118,8 +118,8 @@ SETTINGS: dict[tuple[Preset, Data], tuple[Setting, ...]] = {
         MNIST,
         MNIST._replace(steps=2000, hidden=DEEP, offset=1.2, aim=(0.3, 0.96)),
         MNIST._replace(steps=1000, hidden=DEEP, offset=3.2, aim=(1.58, 0.6)),
-        MNIST._replace(steps=12_000, hidden=DEEP, offset=3.2, rounded=True, momentum=0.8, aim=(1.58, 0.68)),
-        MNIST._replace(steps=12_000, hidden=DEEP, offset=1.2, rounded=True, momentum=0.8, aim=(0.3, 0.975)),
+        MNIST._replace(steps=8000, batch=200, hidden=DEEP, offset=3.2, rounded=True, momentum=0.8, aim=(1.58, 0.68)),
+        MNIST._replace(steps=8000, batch=200, hidden=DEEP, offset=1.2, rounded=True, momentum=0.8, aim=(0.3, 0.975)),
         MNIST._replace(steps=2000, channels=(256,), depths=(), hidden=(256, 128), offset=2.4),
     ),
     ("paper", "cifar10"): (
