@@ -383,3 +383,12 @@ def test_entries_in_a_box_and_norms_of_entries():
     for _ in range(4):
         step(model, X, optimizer)
     assert wn.certify(model, X.sigmoid(), box=(0, 1), within=constraints).lipschitz == asked(5.0)
+
+
+def test_a_learned_slope_is_bounded_by_its_cap_of_the_moment():
+    """A row has the slope as a constant, so that it is no row for another cap."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.PReLU(), nn.Linear(8, 4))
+    constraints = wn.constrain(wn.Scion(model, lr=0.1), lipschitz=3.0, example_input=X)
+    assert 2.99 < wn.certify(model, X, within=constraints).lipschitz <= 3
+    slope = constraints._within.elasticities({**constraints.caps(), "1.weight": 5.0}, ["1.weight"])
+    assert slope["1.weight"] == pytest.approx(1, rel=0.01)

@@ -235,8 +235,8 @@ def test_what_rounding_hides_is_not_said_to_be_compared() -> None:
     certificate = certify(Model(lambda m, x: torch.cat([x, shifted(x)], 1)), torch.ones(2, 4))
     assert certificate.comparison.hidden == 4
     assert "but for 4 entries" in certificate.compared
-    with pytest.raises(UncertifiableError, match="changes by less than its rounding errors"):
-        capture(Model(lambda m, x: shifted(x)), torch.ones(2, 4))
+    program = capture(Model(lambda m, x: shifted(x)), torch.ones(2, 4))
+    assert (program.each_sample, program.comparison.hidden) == (False, 8)  # of no sample alone, which nothing shows
 
 
 def test_a_program_is_a_value() -> None:

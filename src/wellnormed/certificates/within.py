@@ -115,7 +115,7 @@ class Within:
         """
         of_caps = {alias: _times(unit, caps[name]) for alias, (name, unit) in self._units.items()}
         promises = {**self._promises, **of_caps}
-        if self._walk is not None:
+        if self._walk is not None and not self._walk.ledger.constants_of_promises:
             with contextlib.suppress(CheckError):
                 return proved_again(self._walk, {name: each for name, each in promises.items() if each is not None})
         self._walk = walked(self._program, self._domain, promises)

@@ -71,6 +71,8 @@ class Ledger:
         """Whether some operation on vectors left several of them in one group."""
         self.dtype = torch.float32
         """The dtype of the current operation's result."""
+        self.constants_of_promises = False
+        """Whether a constant of some row was computed from a claim, so that its rows hold for these promises alone."""
         self._claims: dict[tuple, Claim] = {}
         self._computed: dict[str, Tensor] = {}
         self._names: dict[str, int] = {}
@@ -254,6 +256,11 @@ class Ledger:
                 remedy = "" if self.proof.promises.keys().isdisjoint(names) else "; certify without `within`"
                 raise self.refuse(f"{error}{remedy}") from error
         return self._claims[key]
+
+    def value_of(self, claim: Claim) -> float:
+        """The first value of a claim, for a constant of a row."""
+        self.constants_of_promises = self.constants_of_promises or not self.promises.keys().isdisjoint(claim.tensors)
+        return claim.values[0]
 
     def use(self, stored: Stored) -> str:
         """Note that a row names a stored tensor, and check that bounds can be computed from its entries."""

@@ -178,13 +178,13 @@ class _Comparing:
         )
 
     def hidden(self) -> int:
-        """The number of entries of the result in which rounding may hide a difference; refused if it does in all."""
+        """The number of entries in which rounding may hide a difference; if in all, a batch shows nothing."""
         changed = self._change > 0
         unseen = changed & self._rounded & (self._tolerance > _VISIBLE * self._change)
-        if (hidden := int(unseen.sum())) and hidden == int(changed.sum()):
-            raise UncertifiableError(
-                f"{self._name} cannot be compared with what was captured: its result changes by less than its rounding "
-                f"errors in {self._executed.dtype}; take out what hides the input, or pass a larger radius"
+        if (hidden := int(unseen.sum())) == int(changed.sum()) > 0 and self._program.each_sample:
+            raise BatchError(
+                f"{self._name} cannot be compared on batches: its result changes by less than its rounding errors in "
+                f"{self._executed.dtype}"
             )
         return hidden
 

@@ -45,7 +45,7 @@ def prelu(ledger: Ledger, x: Value, weight: Stored) -> Value:
     (claim,) = [ledger.prove("max_abs", weight)]
     return ledger.derive(
         "elementwise", [(x, inner_axes(x))], shape=x.shape, claims=[claim],
-        constants={"function": "leaky_relu", "numbers": [claim.values[0]]},
+        constants={"function": "leaky_relu", "numbers": [ledger.value_of(claim)]},
     )  # fmt: skip
 
 
