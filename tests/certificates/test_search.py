@@ -178,7 +178,7 @@ def test_the_search_does_not_change_the_model_and_repeats_itself() -> None:
     (lambda: lower_bound(nn.GELU()), "GELU has no method `example_input`; pass example_input="),
     (lambda: lower_bound(of(lambda x: x * 2.0), torch.zeros(1, 2).long()), "nothing of the input is a variable"),
     (lambda: lower_bound(of(lambda x: x * 2.0), torch.tensor(1.0)), "single number; pass a batch of vectors"),
-    (lambda: lower_bound(of(lambda x: x.long()), torch.zeros(1, 2)), "no tensor of floats"),
+    (lambda: lower_bound(of(lambda x: x.long()), torch.zeros(1, 2)), "not a tensor of floats"),
     (lambda: lower_bound(of(lambda x: (x, x)), torch.zeros(1, 2)), "pass output="),
     (lambda: lower_bound(nn.Dropout(0.5), torch.ones(1, 2)), "draws random numbers"),
 ])  # fmt: skip

@@ -10,8 +10,8 @@ from wellnormed.proof.value import Base, Term, Value
 def inner_axes(x: Value, *others: Value) -> tuple[int, ...]:
     """The axes along which all entries lie in one group of every base, and are not copies of one entry.
 
-    An operation on single entries asks for groups along these: finer groups lose nothing against them, and coarser ones
-    need not be put together. An operation on several values of one shape asks for the groups of all.
+    An entrywise operation reads groups along these axes: finer groups would give no better bound, and coarser ones
+    would have to be put together. For an operation on several values of one shape, pass all of them.
     """
     terms = [term for value in (x, *others) for term in value.terms]
 
@@ -36,7 +36,7 @@ def parts_of_outputs(x: Value, axes: tuple[int, ...]) -> dict[str, int]:
 
     Every part, such as a head of a projection, then has a bound of its own.
     """
-    found = {}
+    parts = {}
     for name, terms in _linear_terms(x).items():
         base = terms[0].base
         assert isinstance(base, Base)
@@ -49,17 +49,17 @@ def parts_of_outputs(x: Value, axes: tuple[int, ...]) -> dict[str, int]:
         some = high >= 0
         width = int((high - low)[some].max(initial=0)) + 1
         if width < outputs and outputs % width == 0 and not (low[some] % width).any():
-            found[name] = outputs // width
-    return found
+            parts[name] = outputs // width
+    return parts
 
 
 def _linear_terms(x: Value) -> dict[str, list[Term]]:
-    """Name of every linear row that a value has entries of -> the terms that hold them."""
-    found: dict[str, list[Term]] = {}
+    """Name of every linear row from which a value has entries -> the terms with these entries."""
+    by_row: dict[str, list[Term]] = {}
     for term in x.terms:
         if isinstance(term.base, Base) and term.base.divisible:
-            found.setdefault(term.base.name, []).append(term)
-    return found
+            by_row.setdefault(term.base.name, []).append(term)
+    return by_row
 
 
 def _crosses_outputs(x: Value, axis: int) -> bool:
@@ -81,7 +81,7 @@ def _extends(term: Term, axis: int, shape: tuple[int, ...]) -> bool | None:
         return axis in base.axes or None
     if bool((index == index.take([0], axis)).all()) and bool((index >= 0).any()):
         return False
-    # entries that are missing lie in any group
+    # missing entries, whose index is negative, count as members of any group
     groups = base.groups(index)
     highest = groups.max(axis, keepdims=True)
     return bool(((groups == highest) | (groups < 0)).all()) or None

@@ -1,7 +1,7 @@
 """Patterns of maxima by comparisons, positive parts, centring, Euclidean norms and pools, tanhshrink and mixtures.
 
-`max(x, 0)` and `max(-x, 0)` are the larger and, up to the sign, the lesser of x and 0. So where a model has both, they
-are bounded as such: together they are a contraction, and one by one they would cost the root of 2.
+`max(x, 0)` and `max(-x, 0)` are, up to a sign, the larger and the smaller of x and 0, the two entries of a sorted pair.
+If a model has both, they are bounded together as a contraction; bounded separately they would cost sqrt(2).
 """
 
 import math
@@ -30,7 +30,7 @@ _WHERE = "where"
 
 
 def _chosen(lesser: bool) -> tuple[Op, ...]:
-    """The larger or the lesser of x and y, of which x depends on the input."""
+    """The larger or the lesser of x and y, where x depends on the input."""
     above, below = (_BELOW, _ABOVE) if lesser else (_ABOVE, _BELOW)
     return tuple(
         op(_WHERE, op(names, *order), a, b)
@@ -40,7 +40,7 @@ def _chosen(lesser: bool) -> tuple[Op, ...]:
 
 
 def _lp_pool(axes: int) -> Any:
-    """`lp_pool` of torch for `norm_type=2`, over so many axes."""
+    """The `lp_pool` of torch with `norm_type=2`, over this number of axes."""
     mean = op(f"avg_pool{axes}d.default", SQUARE, Anything("kernel"), rest="windows")
     size = op("mul", op("sign.default", mean), op("relu.default", op("abs.default", mean)))
     return op("pow.Tensor_Scalar", op("mul", size, Number("count")), 0.5)
@@ -50,7 +50,7 @@ def _pool(axes: int, ledger: Ledger, f: Mapping[str, Any]) -> Value:
     stride, padding, ceil, _, divisor = [*f["windows"], *[None, 0, False, True, None][len(f["windows"]) :]]
     settings = settings_of(axes, f["kernel"], stride, padding)
     if any(settings[2]) or ceil or divisor is not None or f["count"] != math.prod(settings[0]):
-        raise ledger.refuse("its windows do not lie inside the image, or it multiplies by another number than theirs")
+        raise ledger.refuse("its windows leave the image, or it does not multiply by the number of entries of a window")
     entries = moves.pick(ledger, f["x"], lambda t: windows(t, *settings))
     return euclidean_norm(ledger, entries, dim=-1)
 
@@ -63,7 +63,7 @@ _SQUARES = (
 )
 _FLOORED = (matching.add(_SQUARES, Number("eps")), _SQUARES)
 _LENGTH = (op("sqrt.default", _FLOORED), op("pow.Tensor_Scalar", _FLOORED, 0.5))
-"""`sqrt(|x|^2 + eps)`, over some axes of x or of x and y, perhaps with the mean square in the place of `|x|^2`."""
+"""`sqrt(|x|^2 + eps)` or `sqrt(mean(x^2) + eps)` over some axes of x, or `sqrt(x^2 + y^2 + eps)`."""
 
 
 def _length(ledger: Ledger, f: Mapping[str, Any]) -> Value:
@@ -71,7 +71,7 @@ def _length(ledger: Ledger, f: Mapping[str, Any]) -> Value:
     if "y" in f:
         return smooth_norm(ledger, paired(ledger, f["x"], f["y"]), -1, False, eps)
     mean = "keepdim of a mean" in f
-    keepdim = True in f["keepdim of a mean" if mean else "keepdim"]  # beside it, a dtype may stand
+    keepdim = True in f["keepdim of a mean" if mean else "keepdim"]  # or a dtype, which does not count
     return smooth_norm(ledger, f["x"], f["dims"], keepdim, eps, mean=mean)
 
 
@@ -79,11 +79,11 @@ _GATE = op("sigmoid.default", X)
 _FIRST, _SECOND = Anything("first"), Anything("second")
 _DIFFERENCE = op("mul", op("sub", _FIRST, _SECOND), _GATE, either_order=True)
 _MIXTURE = op("add", _DIFFERENCE, _SECOND, either_order=True)
-"""`(a - b) sigmoid(x) + b`, as gated recurrent units have it."""
+"""`(a - b) sigmoid(x) + b`, the gate of a GRU."""
 
 
 def _mixture(ledger: Ledger, f: Mapping[str, Any]) -> Value:
-    """`a sigmoid(x) + b sigmoid(-x)`: in the other form, b would count twice. It lies between a and b."""
+    """`a sigmoid(x) + b sigmoid(-x)`, which lies between a and b; operation by operation, b would count twice."""
     parts = [as_value(ledger, f[name]) for name in ("x", "first", "second")]
     shape = np.broadcast_shapes(*(each.shape for each in parts))
     wide = [moves.spread(ledger, each, shape) for each in parts]
@@ -92,7 +92,7 @@ def _mixture(ledger: Ledger, f: Mapping[str, Any]) -> Value:
 
 
 def _complement(ledger: Ledger, f: Mapping[str, Any]) -> Value:
-    """`1 - sigmoid(x)`: no more than 1, like `sigmoid(-x)`, which it is."""
+    """`1 - sigmoid(x)`, which equals `sigmoid(-x)` and is therefore at most 1."""
     return apply(ledger, "sigmoid", moves.times(ledger, f["x"], -1.0))
 
 
@@ -122,14 +122,14 @@ _RECTIFIED: list[tuple[int, int, tuple[Op, ...]]] = [
         (-1, (op("clamp_max.default", x, 0), op("clamp.default", x, None, 0))),
     )
 ]
-"""`outer max(inner x, 0)`, with the forms of each; those of -x come first, since they are forms of x' = -x as well."""
+"""Signs and forms of `outer max(inner x, 0)`. Forms of -x come first, since -x also matches the placeholder x."""
 
 
 def rectified(nodes: Iterable[fx.Node], same: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, tuple[Lowering, Found]]:
-    """The positive parts of tensors and of their negatives, where a graph has both, with what bounds them."""
+    """Node -> bound and match, for the positive parts of x and of -x where a graph has both."""
     parts: dict[Any, dict[fx.Node, Found]] = {}
     for node in nodes:
-        if node.op != "call_function" or node.kwargs:  # a keyword would stand in the place of another argument
+        if node.op != "call_function" or node.kwargs:  # `match` would take a keyword for the next positional argument
             continue
         for inner, outer, forms in _RECTIFIED:
             if (found := match(forms, node, {}, same)) is not None:

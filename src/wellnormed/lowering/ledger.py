@@ -22,7 +22,7 @@ Reads = Sequence[tuple[Value, Iterable[int]]]
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A tensor that does not depend on the input: a parameter, a buffer, or computed from such."""
+    """A tensor that does not depend on the input: a parameter, a buffer, or a tensor computed from these."""
 
     name: str
     tensor: Tensor
@@ -39,11 +39,13 @@ class Ledger:
     """Collects the rows of a certificate while operations are bounded; a bounding function receives it as `ledger`.
 
     Args:
-        radius: Largest root mean square of a group of the input, infinity, or a `Box` for its entries.
-        promises: Name of a parameter whose entries the bound must not depend on -> the promise that a constraint makes
-            of it; None if it makes none. The entries are NaN, so that only claims that follow from the promise remain.
-        apart: Whether operations on vectors, such as norm layers, leave each vector a group of its own. Its radius is
-            then known, which attention needs; but the changes of all vectors together are known less well.
+        radius: The domain: largest root mean square of a group of the input, infinity, or a `Box` for its entries.
+        promises: Name of a parameter whose entries the bound must not depend on -> the bound on its norm that a
+            constraint guarantees, or None without one. The entries are set to NaN, so that every claim must follow from
+            the promise.
+        apart: Whether operations on vectors, such as norm layers, put each vector of their result into a separate
+            group. Its radius is then known, which attention needs, but joint changes of all vectors are bounded less
+            tightly.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Ledger:
         self.proof = Proof()
         """The rows, with the bounds that follow from them."""
         self.used: dict[str, Stored] = {}
-        """The stored tensors that rows name."""
+        """Name -> stored tensor that a row uses."""
         self.name = "model"
         """The name of the rows that the current operation derives."""
         self.where = "model"
@@ -66,9 +68,9 @@ class Ledger:
         self.pairs: dict[tuple[str, str], Value] = {}
         """Names of two values -> both side by side along a new last axis."""
         self.apart = apart
-        """Whether operations on vectors leave each of them a group of its own."""
+        """Whether operations on vectors put each vector into a separate group."""
         self.joined = False
-        """Whether some operation on vectors left several of them in one group."""
+        """Whether an operation on vectors has put several of them into one group."""
         self.dtype = torch.float32
         """The dtype of the current operation's result."""
         self.constants_of_promises = False
@@ -81,7 +83,7 @@ class Ledger:
         """The error to raise, as in `raise ledger.refuse(...)`, with the operation's place in the model.
 
         Args:
-            reason: What is wrong, as a sentence that goes on after the operation's name, and what to do about it.
+            reason: The problem and its remedy, as the continuation of a sentence that begins with the operation.
         """
         return UncertifiableError(f"{self.where}: {reason}")
 
@@ -106,15 +108,15 @@ class Ledger:
 
         Args:
             primitive: Its name, such as `elementwise`; `docs/sound-bounds.md` lists all.
-            reads: The inputs, each with the axes of the groups that the primitive is told the bounds of.
-            shape: Of the result.
-            axes: Axes of the result's groups; those of the first input if None.
+            reads: The inputs, each with the axes of the groups whose bounds the primitive uses.
+            shape: The shape of the result.
+            axes: Axes of the result's groups; by default those of the first input.
             constants: Numbers that the executed operation applies; refused if they are not finite.
-            claims: What `prove` returned for its weights.
-            name: Of the row; that of the operation at work if None.
+            claims: The claims on its weights, as `prove` returned them.
+            name: The name of the row; by default that of the current operation.
 
         Raises:
-            UncertifiableError: The row does not follow; says why.
+            UncertifiableError: The row does not follow; the message gives the reason.
 
         Example:
             >>> from wellnormed.lowering.operations.source import source
@@ -127,10 +129,10 @@ class Ledger:
         """
         if 0 in shape:
             raise self.refuse("its result has no entries; pass an example that has some, and remove what is empty")
-        read = tuple(tuple(sorted({a % len(value.shape) for a in own})) for value, own in reads)
+        read = tuple(tuple(sorted({a % len(value.shape) for a in given})) for value, given in reads)
         axes = read[0] if axes is None else tuple(sorted(axis % len(shape) for axis in axes))
-        for (value, _), own in zip(reads, read, strict=True):
-            self.divide(value, own)
+        for (value, _), each in zip(reads, read, strict=True):
+            self.divide(value, each)
         inputs = [value for value, _ in reads]
         return self._add(self.unique_name(name), primitive, inputs, shape, constants, claims, read, axes)
 
@@ -141,28 +143,28 @@ class Ledger:
         return self._add(self.unique_name(), operation, inputs, shape, constants)
 
     def least(self, *values: Value) -> Value:
-        """Of one tensor that was bounded in several ways, the value with the smallest gain."""
+        """The value with the smallest gain, of several values that bound the same tensor in different ways."""
         axes = {axis for value in values for axis in inner_axes(value)}
         return min(values, key=lambda value: self.bounds(value, axes).gain.max())
 
     def vectors(self, x: Value, over: Iterable[int]) -> tuple[int, ...]:
-        """The axes of the groups that an operation on every vector along some axes reads and leaves."""
+        """The axes of groups, of input and result, for an operation on every vector along the axes `over`."""
         own, joined = tuple(sorted({axis % len(x.shape) for axis in over})), with_inner_axes(x, over)
         self.joined = self.joined or joined != own
         return own if self.apart else joined
 
     def bounds(self, x: Value, axes: Iterable[int]) -> Bounds:
         """Bounds of the groups of a value along some axes."""
-        own = tuple(sorted({axis % len(x.shape) for axis in axes}))
-        self.divide(x, own)
-        return gather(x, own)
+        axes = tuple(sorted({axis % len(x.shape) for axis in axes}))
+        self.divide(x, axes)
+        return gather(x, axes)
 
     def largest_logits(self) -> Sequence[Decimal]:
         """For every head of the latest attention, a bound on the absolute value of its logits."""
         return next(tuple(row.logits) for row in reversed(self.proof.inferences) if row.logits is not None)
 
     def divide(self, x: Value, axes: tuple[int, ...]) -> None:
-        """Bound the parts of linear maps' outputs that the groups of a value along some axes lie in."""
+        """Add rows for parts of linear maps' outputs, such as heads, if each group of x lies in one part."""
         for whole, parts in parts_of_outputs(x, axes).items():
             name, row = f"{whole}/{parts}", self.proof.rows[whole]
             if name not in self.proof.values:
@@ -208,15 +210,15 @@ class Ledger:
 
     def in_dtype(self, number: float) -> float:
         """A number as the dtype of the current operation's result holds it."""
-        held = float(torch.tensor(number, dtype=torch.float64).to(self.dtype))
-        if math.isinf(held) and not math.isinf(number):
+        converted = float(torch.tensor(number, dtype=torch.float64).to(self.dtype))
+        if math.isinf(converted) and not math.isinf(number):
             raise self.refuse(f"{number:g} is beyond the range of {self.dtype}; write a smaller number")
-        return held
+        return converted
 
     def computed(
         self, name: str, tensor: Tensor, transpose_of: Stored | None = None, rows_of: Stored | None = None
     ) -> Stored:
-        """A tensor computed from stored ones, under this name, or this with a number if another one has it."""
+        """A tensor computed from stored ones, under this name; with a number behind it if the name is taken."""
         full, number = name, 1
         while full in self.promises or (full in self._computed and not _same(self._computed[full], tensor)):
             number += 1
@@ -225,11 +227,11 @@ class Ledger:
         return Stored(full, tensor, computed=True, transpose_of=transpose_of, rows_of=rows_of)
 
     def prove(self, measure: str, *tensors: Stored, **constants: Any) -> Claim:
-        """A proved bound on what an operation uses of stored tensors, to be passed to `derive`.
+        """Prove a bound on stored tensors, such as the norm of a weight; the claim goes to `derive`.
 
         Args:
-            measure: What is bounded, such as `spectral`; see `proof.claims.MEASURES`.
-            tensors: What it is of.
+            measure: The quantity to bound, such as `spectral`; see `proof.claims.MEASURES`.
+            tensors: The tensors.
             constants: Settings of the measure, such as `parts=4` for the norms of four heads.
 
         Raises:
@@ -263,7 +265,7 @@ class Ledger:
         return claim.values[0]
 
     def use(self, stored: Stored) -> str:
-        """Note that a row names a stored tensor, and check that bounds can be computed from its entries."""
+        """Record that a row uses a stored tensor, and check that bounds can be computed from its entries."""
         self.require_stored(stored)
         self.require_known(stored)
         if stored.name in self.used and not _same(self.used[stored.name].tensor, stored.tensor):
@@ -279,7 +281,7 @@ class Ledger:
         return stored.name
 
     def keep(self, stored: Stored) -> None:
-        """Give the proof a tensor."""
+        """Pass a tensor's bytes to the proof."""
         self.proof.store(stored.name, raw_tensor(stored.tensor))
 
     def require_stored(self, stored: Stored) -> None:
@@ -291,25 +293,25 @@ class Ledger:
             )
 
     def unknown(self, operand: Any) -> Stored | None:
-        """The parameter with a promise that an operand is, or consists of rows of; None for all other operands."""
+        """The parameter with a promise that an operand is, or whose rows it consists of; None for any other."""
         if not isinstance(operand, Stored):
             return None
         parameter = operand.rows_of or operand
         return None if self._promise(parameter) is None else parameter
 
     def _promise(self, stored: Stored) -> Promise | None:
-        """The promise that takes the place of a tensor's entries; a computed tensor has none, whatever its name is."""
+        """The promise that the proof uses instead of a tensor's entries; None for computed tensors of any name."""
         return None if stored.computed else self.promises.get(stored.name)
 
     def require_known(self, stored: Stored) -> None:
-        """Refuse a tensor that is computed from entries that the bound must not depend on: it has NaN.
+        """Refuse a tensor with NaN: it is computed from entries that the bound must not depend on.
 
         Raises:
-            UncertifiableError: Says what to do about it.
+            UncertifiableError: The tensor has NaN; the message has the remedies.
         """
         if not self.promises or not (stored.tensor.is_floating_point() or stored.tensor.is_complex()):
             return
-        wide = torch.promote_types(stored.tensor.dtype, torch.float32)  # floats of 8 bits know no `isnan`
+        wide = torch.promote_types(stored.tensor.dtype, torch.float32)  # `isnan` lacks 8-bit floats
         if bool(stored.tensor.to(wide).isnan().any()):
             remedy = "give what it is made of a constraint that promises a bound for all steps, freeze that,"
             if not stored.computed and stored.name in self.promises and self._promise(stored) is None:

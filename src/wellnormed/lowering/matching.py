@@ -1,7 +1,7 @@
-"""The language of patterns: forms of several operations, and how they are found in a captured graph.
+"""The language of patterns: formulas of several operations, and the search for them in a captured graph.
 
-What is matched is what is executed, up to copies, and conversions that lose no digits. So whoever writes the same
-formula has the same bound, and a module's class is never trusted.
+Patterns match executed operations, up to copies and conversions that lose no digits. So the same formula has the same
+bound in any model, and a module's class is never trusted.
 """
 
 from collections.abc import Mapping
@@ -19,23 +19,23 @@ Found = dict[str, Any]
 
 @dataclass(frozen=True)
 class Anything:
-    """Any node or list; the same one wherever the name stands."""
+    """A placeholder for any node or list; all placeholders of one name must match the same one."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number that stands in the code."""
+    """A placeholder for a number that is a constant of the graph."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Op:
-    """One of some operations with these arguments; further arguments are bound to the name `rest`.
+    """An operation of one of these families with these arguments; further arguments are bound to the name `rest`.
 
-    With `keywords` its keyword arguments have exactly these names; without, they count as further arguments.
+    With `keywords`, its keyword arguments must have exactly these names; without, they count as further arguments.
     """
 
     families: tuple[str, ...]
@@ -98,7 +98,7 @@ def match(pattern: Any, node: Any, found: Found, same: Mapping[fx.Node, fx.Node]
     if len(arguments) < count or (len(arguments) > count and not pattern.rest):
         return None
     rest = arguments[count:]
-    if found.get(pattern.rest, rest) != rest:  # an operation that stands in a pattern twice has the same settings
+    if found.get(pattern.rest, rest) != rest:  # an operation that occurs twice in a pattern has the same settings
         return None
     orders = [arguments[:count]] + ([arguments[count - 1 :: -1]] if pattern.either_order else [])
     for order in orders:
@@ -111,7 +111,7 @@ def match(pattern: Any, node: Any, found: Found, same: Mapping[fx.Node, fx.Node]
 
 
 def peel(node: Any) -> Any:
-    """The node under copies, and under conversions to a floating dtype that holds all numbers of the one before."""
+    """The node behind all copies and conversions to a floating dtype that represents every number of the previous."""
     while isinstance(node, fx.Node) and kind_of(node) == "copy" and not rounds(node):
         source = node.args[0]
         if not (isinstance(source, fx.Node) and all(_is_float(each) for each in (node, source))):

@@ -31,10 +31,10 @@ def pick(ledger: Ledger, x: Value, move: Move) -> Value:
     """Apply an operation that only moves entries.
 
     Args:
-        ledger: The operation at work.
+        ledger: The ledger that gets the row.
         x: The value.
-        move: The operation, as a function of float64 tensors of the shape of x. Where it puts zeros, as padding does,
-            the result has zeros.
+        move: The operation, as a function of float64 tensors of the shape of x. Zeros that it puts between entries, as
+            padding does, are zeros of the result.
 
     Example:
         >>> from wellnormed.lowering.operations.source import source
@@ -45,7 +45,7 @@ def pick(ledger: Ledger, x: Value, move: Move) -> Value:
     """
     count = math.prod(x.shape)
     positions = (move(torch.arange(1.0, count + 1, dtype=torch.float64).reshape(x.shape)) - 1).long()
-    if not positions.numel():  # nothing, which needs no row
+    if not positions.numel():  # a tensor without entries needs no row
         return Value(x.name, tuple(positions.shape), ())
     if tuple(positions.shape) == x.shape and bool((positions.reshape(-1) == torch.arange(count)).all()):
         return x
@@ -62,13 +62,13 @@ def spread(ledger: Ledger, x: Value, shape: Sequence[int]) -> Value:
 
 
 def each_axis(setting: Any, count: int) -> list[Any]:
-    """A setting of windows for each of so many axes, given as one for all or as a list."""
+    """A setting of windows, given as one number for all axes or as a list, as a list with one entry per axis."""
     values = list(setting) if isinstance(setting, list | tuple) else [setting]
     return values * count if len(values) == 1 else values
 
 
 def tables_of(positions: Tensor) -> tuple[int, list[Table]] | None:
-    """Offset and tables of positions that are sums over the axes; a table with equal steps is its ledger."""
+    """Offset and tables of positions that are sums over the axes, or None; a table with equal steps is that step."""
     if not positions.numel() or not bool((positions >= 0).any()):
         return None
     present = tuple(int(each) for each in (positions >= 0).nonzero()[0])
@@ -96,13 +96,13 @@ def tables_of(positions: Tensor) -> tuple[int, list[Table]] | None:
 
 
 def _shifted(table: list[Any]) -> list[tuple[Any, int]]:
-    """The entries of a table with the least of them, which goes to the offset, taken off."""
+    """Each entry of a table, and the entry minus the smallest one, which is added to the offset."""
     least = min(t for t in table if t is not None)
     return [(t, 0 if t is None else t - least) for t in table]
 
 
 def side_by_side(ledger: Ledger, xs: Sequence[Value], place: Callable[[list[Tensor]], Tensor]) -> Value:
-    """Values laid beside one another without overlap, as `place` lays a list of tensors of their shapes."""
+    """Join values without overlap, such as by concatenation; `place` does so for a list of tensors of their shapes."""
 
     def alone(number: int) -> Move:
         return lambda x: place([x if i == number else x.new_zeros(other.shape) for i, other in enumerate(xs)])
@@ -119,10 +119,11 @@ def add(ledger: Ledger, xs: Sequence[Value]) -> Value:
 
 
 def _in_place(ledger: Ledger, xs: Sequence[Value], total: Value) -> Value:
-    """A sum of values that do not overlap, as one function of all entries where that has a smaller bound.
+    """Bound a sum of values that do not overlap as one entrywise function of x, if that gives a smaller bound.
 
-    In `cat([a.abs(), b])` of two halves of x, the halves have bounds of their own, as if both could be as large as x.
-    But it is x, with a function of some of its entries in their place: slopes up to 1, and 0 at 0, a contraction.
+    In `cat([a.abs(), b])`, where a and b are the halves of x, each half has a separate bound, as if both could be as
+    large as x. But the result is x with a function applied to some entries. With slopes of at most 1 and the value 0 at
+    0, that is a contraction of x.
     """
     before = {term.base for x in xs for term in x.terms if isinstance(term.base, Base)}
     if any(x.shape != total.shape for x in xs) or len(set().union(*map(_origins, xs))) >= len(before):
@@ -135,7 +136,7 @@ def _in_place(ledger: Ledger, xs: Sequence[Value], total: Value) -> Value:
 
 
 def _function(x: Value) -> tuple[Value, float] | None:
-    """The argument of the function of every entry of which a value is made, if that keeps 0, and its largest slope."""
+    """Argument and largest slope of the entrywise function that x is the result of, if it maps 0 to 0; else None."""
     term = x.terms[0] if len(x.terms) == 1 else None
     if term is None or not isinstance(term.base, Base) or (term.factor is not None and term.factor.ndim):
         return None
@@ -147,14 +148,14 @@ def _function(x: Value) -> tuple[Value, float] | None:
 
 
 def _origins(x: Value) -> set[Base]:
-    """The bases of a value, under the functions of every entry."""
+    """The bases of a value's argument, behind all entrywise functions."""
     if (function := _function(x)) is not None:
         return _origins(function[0])
     return {term.base for term in x.terms if isinstance(term.base, Base)}
 
 
 def _argument(ledger: Ledger, x: Value) -> Value:
-    """A value of which x is a function, entry by entry, with slopes up to 1, and 0 at 0."""
+    """A value y such that x is an entrywise function of y with slopes of at most 1 that maps 0 to 0."""
     if (function := _function(x)) is None:
         return x
     (argument, slope), (term,) = function, x.terms

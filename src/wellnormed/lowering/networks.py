@@ -1,7 +1,7 @@
-"""Where a program has networks that can be bounded jointly, and their rows: `certify(effort="high")`.
+"""Find the networks of a program that can be bounded jointly, and add their rows: `certify(effort="high")`.
 
-A network leads from one value to another by linear maps, functions of every entry, sums and products with constants.
-The plain walk bounds each of these for itself; a second walk adds, at the end of every largest network, a row with the
+A network leads from one value to another by linear maps, entrywise functions, sums and products with constants. The
+plain walk bounds each operation separately; a second walk adds, at the end of every maximal network, a row with the
 joint bound that `proof.lipsdp` proves.
 """
 
@@ -24,7 +24,7 @@ from wellnormed.proof.lipsdp import DEEPEST, MOST, Network, applies, joins, slop
 from wellnormed.proof.value import Base, Value, unmoved
 
 _MARGINS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
-"""What is added to a bound that was found in floats until it is proved, as a share of it."""
+"""Relative margins on the solver's bound, which is computed in floats; the first one that can be proved is used."""
 
 
 class Reach(NamedTuple):
@@ -47,7 +47,7 @@ class Reaches:
         self._proof, self._known = proof, dict[Value, Reach]()
 
     def of(self, x: Value) -> Reach:
-        """The network that leads to a value, from the value itself if no operation before it can be part of one."""
+        """The largest network that ends at a value; it starts there too if nothing before can belong to it."""
         if x not in self._known:
             self._known[x] = self._of(x)
         return self._known[x]
@@ -82,9 +82,9 @@ def _function(base: Base) -> bool:
 
 
 def ends_of_networks(walk: Walk) -> dict[fx.Node, str]:
-    """The nodes of a finished walk at which a largest network ends, each with the name of the network's start.
+    """Node at which a maximal network of a finished walk ends -> the name of the network's start.
 
-    Some operation that reads the node's value is no part of this network. Only networks of several linear maps count.
+    A network is maximal if an operation that reads its end cannot extend it. It must have several linear maps.
     """
     reaches, readers = Reaches(walk.ledger.proof), defaultdict[fx.Node, list[fx.Node]](list)
     nodes = [node for node in walk.needed(walk.program.result) if isinstance(walk.values.get(node), Value)]
@@ -97,11 +97,11 @@ def ends_of_networks(walk: Walk) -> dict[fx.Node, str]:
 
 
 class Joint:
-    """Adds the rows of joint bounds; with those of a certificate, these in the place of new ones.
+    """Adds the rows of joint bounds, with new multipliers or with those of an existing certificate.
 
     Args:
-        known: The rows of a certificate, whose multipliers are used again.
-        computed: The tensors that it holds for these rows.
+        known: The rows of a certificate whose multipliers are used again; by default multipliers are computed.
+        computed: The computed tensors of that certificate, which contain the multipliers.
     """
 
     def __init__(self, known: Sequence[Row] | None = None, computed: Mapping[str, Tensor] | None = None) -> None:
@@ -118,7 +118,7 @@ class Joint:
         return Walk(walk.program, walk.ledger.radius, walk.ledger.promises, improved, walk.ledger.apart)
 
     def bound(self, of: str, ledger: Ledger, end: Value) -> Value:
-        """The end of a network from a start of that name with the joint bound; as it is if no lower one is proved."""
+        """The end of the network that starts at the row `of`, with the joint bound; unchanged if that is not lower."""
         start, name, last = ledger.proof.values[of], f"{ledger.name}.lipsdp", len(end.shape) - 1
         axes = sorted({*inner_axes(end), *inner_axes(start), last})
         if self._known is None:

@@ -1,4 +1,4 @@
-"""Functions that models spell out in several operations, such as a GELU or attention, with what bounds them."""
+"""Functions that models write out in several operations, such as a GELU or attention, and the bounds of these."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ def _by_root(x: Any, squared: Any) -> tuple[Op, ...]:
 
 
 def _spread(measure: str) -> tuple[Op, ...]:
-    """The standard deviation or the variance of x over some axes, which stay."""
+    """The standard deviation or the variance of x over some axes, which are kept with size 1."""
     of = f"{measure}.correction"
     return op(f"{measure}.dim", X, _OVER, _CORRECTION, True), op(of, X, _OVER, correction=_CORRECTION, keepdim=True)
 
@@ -119,15 +119,15 @@ PATTERNS: list[tuple[Any, Lowering]] = [
     (_POTENTIAL, lambda ledger, f: convex_potential(ledger, f["x"], f["weight"], _bias(f), f.get("factor", 1.0))),
     (_FUSED_POTENTIAL, lambda ledger, f: convex_potential(ledger, f["x"], f["weight"], _bias(f), -f["minus_factor"])),
 ]
-"""Patterns, each with the function that bounds it: it takes what the pattern found, with values and stored tensors in
-the place of nodes."""
+"""Patterns, each with the function that bounds it. It takes the bindings of a match, with values and stored tensors
+instead of nodes."""
 
 
 def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | None:
-    """Queries, transposed keys, values and scale of `softmax(scale q k^T + constants) v`; None if a node is not that.
+    """Queries, transposed keys, values and scale of a node that computes `softmax(scale q k^T + constants) v`, or None.
 
-    Where some logits are replaced by finite numbers, `added` lists the constants, each with the factor that multiplies
-    it afterwards.
+    If some logits are masked by finite numbers, `added` lists the constants that are added to logits, each with the
+    factor that multiplies it afterwards; `spelled_attention` checks that none is as low as the masks.
 
     Args:
         node: The last product.
@@ -144,7 +144,7 @@ def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | Non
     factors = logits.factors_of(weights.args[0])
     if len(factors) != 2 or not all(map(dependent, (*factors, v))):
         return None
-    # a logit that is replaced by a number takes part in the softmax, unless that is far below all others
+    # a logit that is replaced by a number takes part in the softmax, unless the number is far below all other logits
     if not all(fill < math.inf and fill * factor <= _FAR_BELOW for fill, factor in logits.fills):
         return None
     below = all(fill == -math.inf for fill, _ in logits.fills)  # all others, whatever is added to them
@@ -155,7 +155,7 @@ def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | Non
 
 @dataclass
 class _Logits:
-    """What happens to a product of queries and keys before the softmax, read from the softmax back to the product."""
+    """The operations between the product of queries and keys and the softmax, read backwards from the softmax."""
 
     dependent: Callable[[Any], bool]
     """Whether a node depends on the input."""
@@ -166,10 +166,10 @@ class _Logits:
     added: list[tuple[Any, float]] = field(default_factory=list)
     """Constants, each with the factor that multiplies it after it was added."""
     fills: list[tuple[float, float]] = field(default_factory=list)
-    """Numbers that replace some logits, each with its factor; infinity stands for what is no known number."""
+    """Numbers that replace some logits, each with its factor; infinity stands for an unknown number."""
 
     def factors_of(self, logits: Any) -> tuple[Any, ...]:
-        """The factors of the product; none if something else happens to it."""
+        """The two factors of the product; empty if an operation between is not one of `_STEPS`."""
         logits = _under(logits)
         while isinstance(logits, fx.Node) and not rounds(logits):
             family, keywords = family_of(logits), dict[str, Any](logits.kwargs)
@@ -213,7 +213,7 @@ class _Logits:
         return logits
 
     def _factors_of_sum(self, constants: Any, *factors: Any, beta: float = 1, alpha: float = 1) -> tuple[Any, ...]:
-        """Those of `beta constants + alpha q k^T`."""
+        """The factors q and k^T of `beta constants + alpha q k^T`."""
         if self.dependent(constants):
             return ()
         self.added.append((constants, self.factor * float(beta)))
@@ -227,12 +227,12 @@ class _Logits:
         "masked_fill": _masked,
         "where": _chosen,
     }
-    """Family -> what reads it: its logits before the operation, or None if it is none of attention's."""
+    """Family -> the method that reads it: it returns the logits before the operation, or None to give up."""
 
 
 _FAR_BELOW = -1e25
-"""Next to a logit of at least -2e24, one below this, to which no more than 1e24 is added, has a weight of less than 10
-to the -10^24."""
+"""A masked logit below this, plus at most 1e24, has a softmax weight below 10 to the -10^24 next to a logit of at least
+-2e24."""
 
 
 def _number(node: Any) -> float:
@@ -243,7 +243,7 @@ def _number(node: Any) -> float:
 
 
 def _under(node: Any, *families: str) -> Any:
-    """The node under conversions and the named operations, if these do nothing."""
+    """The node behind conversions and inactive operations of the named families, such as dropout in evaluation."""
     node = peel(node)
     while isinstance(node, fx.Node) and family_of(node) in families and not node.args[2]:
         node = peel(node.args[0])
@@ -251,13 +251,13 @@ def _under(node: Any, *families: str) -> Any:
 
 
 def spelled_attention(ledger: Ledger, found: Found) -> Value:
-    """Bound what `attention_of` found, with values in the place of nodes."""
+    """Bound the attention that `attention_of` recognised, with values instead of nodes."""
     k, most = pick(ledger, found["transposed_k"], lambda t: t.mT), -_FAR_BELOW / 10
     if not sum(_largest(ledger, constant) * abs(factor) for constant, factor in found["added"]) <= most:
-        raise ledger.refuse("what is added to its logits may be as low as what masks them; mask with -inf")
+        raise ledger.refuse("a constant added to its logits may be as low as their mask; mask with -inf")
     result = attend(ledger, found["q"], k, found["v"], found["scale"])
     if max(ledger.largest_logits()) > most:
-        raise ledger.refuse("its logits may be as large as what masks them; mask with -inf, or bound queries and keys")
+        raise ledger.refuse("its logits may be as large as their mask; mask with -inf, or bound queries and keys")
     return result
 
 

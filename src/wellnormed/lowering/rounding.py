@@ -18,7 +18,7 @@ def rounds(node: fx.Node, among: Container[fx.Node] | None = None) -> bool:
 
     Args:
         node: The operation.
-        among: Which operands count. If it is None, all do but single numbers beside tensors, which are taken for
+        among: The operands that count. By default all except single numbers beside tensors, which are taken to be
             constants of the operation.
     """
     result = _floats(node)
@@ -32,9 +32,10 @@ def rounds(node: fx.Node, among: Container[fx.Node] | None = None) -> bool:
 
 
 def rounded(ledger: Ledger, x: Value, dtype: torch.dtype) -> Value:
-    """A value rounded to another dtype. It is as large as before, and has the same gains.
+    """A value rounded to another dtype, with the same radii and gains.
 
-    Nothing else is known of it: not, for example, that keys and values are linear in the same tokens.
+    The result no longer counts as linear in its tokens, so that attention's bounds for linear keys and values do not
+    apply to it.
     """
     return ledger.move("rounding", [x], x.shape, {"dtype": str(dtype).removeprefix("torch.")})
 

@@ -1,7 +1,7 @@
-"""Patterns of softmax, logsumexp and maxima of some entries only: those that no mask hides, or those of a segment.
+"""Patterns of softmax, logsumexp and maxima over some entries only: the visible ones of a mask, or those of a segment.
 
-A mask puts -infinity in the place of entries. Hidden entries do not count, so each operation is that of fewer entries.
-Graph attention has a softmax over the edges that lead to each node: the segments are lines of their own.
+A mask replaces entries by -infinity, so the operation is over the visible entries alone. Graph attention has a softmax
+over the edges that lead to each node; the edges of one node are a segment.
 """
 
 import math
@@ -38,7 +38,7 @@ _MAX = (op("amax.default", _HIDDEN, _DIM, rest="rest"), Op(("<built-in function 
 
 
 def _visible(ledger: Ledger, f: Mapping[str, Any]) -> tuple[Value, Tensor]:
-    """The value with zeros in the place of hidden entries, and which entries are visible."""
+    """The value with hidden entries set to zero, and a boolean tensor of the visible entries."""
     x, mask = f["x"], next(f[name] for name in ("mask", "choice", "bias") if name in f)
     visible = torch.ones((), dtype=torch.bool)
     if isinstance(mask, Stored):
@@ -66,7 +66,7 @@ def _masked_logsumexp(ledger: Ledger, f: Mapping[str, Any]) -> Value:
 
 
 def _masked_largest(ledger: Ledger, f: Mapping[str, Any]) -> Value:
-    """No other operation shares lines in which hidden entries are zeros."""
+    """The largest visible entry; if entries are hidden, the sorted lines, which hold zeros there, are not shared."""
     x, visible = _visible(ledger, f)
     sort = ordered if bool(visible.all()) else in_order
     return extreme(ledger, x, f["dim"], any(f["rest"]), lesser=False, sort=sort)
@@ -92,17 +92,17 @@ _SEGMENTS = tuple(_softmax_of(op("exp.default", x)) for x in (op("sub", X, _read
 
 
 def _at(table: Tensor, index: Any) -> Tensor:
-    """The entries of a table that an index names: slices, single entries, or what a list for several axes names."""
+    """The entries of a table at an index: of slices, of single entries, or of a list with one index per axis."""
     if not isinstance(index, Stored):
         return table[tuple(slice(None) if each is None else each.tensor for each in index)]
     return table.gather(0, index.tensor) if index.tensor.ndim == table.ndim else table[index.tensor]
 
 
 def _segment_softmax(ledger: Ledger, f: Mapping[str, Any]) -> Value:
-    """A softmax of each segment, in lines of their own.
+    """A softmax of each segment; segments are gathered as lines of one tensor, padded with zeros.
 
-    Next to the largest entry m, eps is an entry `m + log eps`, whose weight is at most eps. So the Jacobian is a part
-    of that of a softmax, which has the norm 1/2, and a matrix of norm eps.
+    Adding eps to the denominator is like one more entry `m + log eps`, whose weight is at most eps, where m is the
+    largest entry. So the Jacobian is a submatrix of a softmax's, whose norm is 1/2, plus a matrix of norm eps.
     """
     x, zeros, eps = f["x"], f["zeros"].tensor, f.get("eps", 0.0)
     table = positions((zeros.shape[0], *x.shape[1:]))
@@ -110,7 +110,7 @@ def _segment_softmax(ledger: Ledger, f: Mapping[str, Any]) -> Value:
     found = [_at(table, each) for each in indices]
     if bool(zeros.any()) or eps < 0 or not all(torch.equal(each, found[0]) for each in found):
         raise ledger.refuse(
-            "it is no softmax of segments: write exp(x - m[index]) / (sums[index] + eps) with one index"
+            "it is not a softmax of segments: write exp(x - m[index]) / (sums[index] + eps) with one index"
         )
     sources = sources_of(found[0], table.numel())
     back = sources.new_empty(found[0].numel()).scatter(

@@ -1,4 +1,4 @@
-"""Tensors as bytes, of the kind that the kernel reads."""
+"""Tensors as bytes, in the form that the kernel of proofs reads."""
 
 from typing import Any
 

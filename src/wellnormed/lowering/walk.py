@@ -34,13 +34,13 @@ from wellnormed.proof.value import Value
 
 
 class Walk(Interpreter):
-    """Bounds the nodes of a program that its result is computed from; takes the arguments of a `Ledger`.
+    """Bounds, in order of execution, every node of a program that its result is computed from.
 
     Args:
         program: The program.
         radius: As for `Ledger`.
         promises: As for `Ledger`.
-        improved: Node -> a function that returns its value again, with lower bounds.
+        improved: Node -> a function that takes its value, and returns it with lower bounds.
         apart: As for `Ledger`.
     """
 
@@ -57,9 +57,9 @@ class Walk(Interpreter):
         self.ledger = Ledger(radius, promises, apart)
         self.values: dict[fx.Node, Any] = {}
         self.stored: dict[str, Stored] = {}
-        """The model's own tensors that its result depends on, by name."""
+        """Name -> a parameter or buffer of the model that the result depends on."""
         self.fixed: dict[str, Stored] = {}
-        """The inputs of integers that the program fixes to the values of the example, by name."""
+        """Name -> an integer input that the program fixes to the values of the example."""
         for name, example in program.fixed.items():
             stored = self.ledger.computed(f"input.{name}", example)
             self.ledger.require_stored(stored)
@@ -74,7 +74,7 @@ class Walk(Interpreter):
     def run(self, margins: bool = False) -> Value:
         """Bound the model's result, in the groups of a certificate.
 
-        With `margins`, a row bounds the margins of the result before.
+        With `margins`, a further row before it bounds the differences of its entries.
         """
         nodes = self.needed(self.program.result)
         for node in nodes:
@@ -105,7 +105,7 @@ class Walk(Interpreter):
         return str(self.ledger.refuse(reason))
 
     def _floats_of_integers(self, nodes: Iterable[fx.Node]) -> str:
-        """Words that name the first operation that makes floats of integers of the input; empty if there is none."""
+        """A clause that names the first operation that converts input integers to floats; empty without one."""
         for node in nodes:
             results = node.meta.get("val") if node in self.depends.integers else ()
             if any(each.is_floating_point() for each in tensors_of(results)):
@@ -113,7 +113,7 @@ class Walk(Interpreter):
         return ""
 
     def _alone(self, node: fx.Node) -> str:
-        """Words about an operation on one of several inputs of floats, such as a mask; empty for any other."""
+        """A hint for an operation that depends on only one of several float inputs, as on a mask; empty otherwise."""
         floats = {each for each in self.dependent if each.op == "placeholder"}
         read = reached(node, lambda each: each.all_input_nodes) & floats
         if len(floats) == 1 or len(read) != 1:
@@ -122,11 +122,11 @@ class Walk(Interpreter):
         return f". Floats of every input are variables: if the input {name} is a mask, pass booleans or integers"
 
     def _coverage(self, nodes: Iterable[fx.Node]) -> str:
-        """Words that say how many of the operations that depend on the input have a bound; empty if all have."""
+        """A clause that counts the operations on the input with a bound, and names the others; empty if all have."""
         bounded = self.patterns.keys() | self.depends.lookups
         operations = [node for node in nodes if node in self.dependent and node.op == "call_function"]
         records = {node: record_of(node) for node in operations if node.target is not operator.getitem}
-        without = [n for n, own in records.items() if n not in bounded and (own is None or not own.bounded)]
+        without = [n for n, r in records.items() if n not in bounded and (r is None or not r.bounded)]
         names = ", ".join(dict.fromkeys(packet(node) for node in without))
         return (
             f" ({len(records) - len(without)} of {len(records)} operations have a bound; without one: {names})"
@@ -146,7 +146,7 @@ class Walk(Interpreter):
         return None
 
     def operands(self, node: fx.Node) -> Any:
-        """Its arguments, or what a pattern found in their place; `new_zeros` and the like get a shape alone."""
+        """The arguments of a node, or the bindings of its pattern; `new_zeros` and the like get only a shape."""
         if node in self.patterns:
             return self.patterns[node][1]
         record = record_of(node)
@@ -156,7 +156,7 @@ class Walk(Interpreter):
         return node.target, (shaped, *node.args[1:]), dict(node.kwargs)
 
     def evaluate(self, node: fx.Node, operands: Any) -> Any:
-        """A `Value` for what depends on the certified input, a `Stored` or a plain value for a constant."""
+        """A `Value` for a tensor that depends on the certified input, a `Stored` or a plain value for a constant."""
         result = self._evaluated(node, operands)
         if node not in self._improved or result in self._plain:
             return result
@@ -173,10 +173,10 @@ class Walk(Interpreter):
         if node in self.depends.lookups:
             return self._lookup(node, arguments)
         if node not in self.dependent and kind_of(node) == "product" and any(map(self.ledger.unknown, arguments)):
-            scaled = any(isinstance(each, int | float) for each in arguments)  # a share of a table of positions, say
+            scaled = any(isinstance(each, int | float) for each in arguments)  # such as a multiple of a position table
             arguments = tuple(self._as_value(each, scaled) for each in arguments)
         if not any(isinstance(each, Value) for each in tree_leaves((arguments, keywords))):
-            return self._constant(node, arguments, keywords)  # also of ones like the input, say
+            return self._constant(node, arguments, keywords)  # also constants that only take the input's shape
         if node.target is operator.getitem:
             chosen = arguments[0][arguments[1]]
             if chosen is None:
@@ -185,9 +185,10 @@ class Walk(Interpreter):
         return self._bound(node, arguments, keywords)
 
     def _as_value(self, operand: Any, scaled: bool) -> Any:
-        """A computed constant with known entries as a value, whose product with an unknown weight has a bound.
+        """Turn a computed constant into a value, so that its product with a weight of unknown entries has a bound.
 
-        It is the first state of a recurrent layer, say. An unknown weight that is `scaled` by a number is a value too.
+        The first state of a recurrent layer is such a constant. If `scaled`, the product with a number, the weight of
+        unknown entries itself becomes a value.
         """
         if scaled and self.ledger.unknown(operand):
             zeros = self.ledger.computed("zeros", torch.zeros_like(operand.tensor))
@@ -256,7 +257,7 @@ class Walk(Interpreter):
         return source(self.ledger, tuple(example.shape), f"input.{name}", example.dtype)
 
     def _constant(self, node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> Any:
-        """Compute an operation that does not depend on the input; notes where rows of parameters go."""
+        """Compute an operation that does not depend on the input; track transposes and moved rows of weights."""
         plain = plain_tree((arguments, dict(keywords)))
         first = arguments[0] if arguments else None
         parameter = self.ledger.unknown(first)
@@ -283,11 +284,11 @@ class Walk(Interpreter):
 
 
 _CARRYING = ("move", "copy", "lookup", "affine")
-"""Kinds of operations whose results are NaN wherever they depend on an entry that is. What comes of unknown entries is
-refused where a bound needs it, and serves where none does, as in a learned bias of attention's logits."""
+"""Kinds of operations that map NaN to NaN. Unknown entries, which are NaN, may pass through them: a bound that needs
+the result refuses it, and others, such as attention's with a learned bias of its logits, do not need it."""
 _OF_RADII = {"attention", "matrix_product"}
-"""Operations on tokens whose bounds grow with the radius of each. Whether to try a second proof depends on these, and
-no bound does: either proof holds."""
+"""Operations on tokens whose bounds grow with the radius of each token. `walked` tries a second proof only for these;
+either proof holds."""
 
 
 def walked(
@@ -296,11 +297,12 @@ def walked(
     promises: Mapping[str, Promise | None] | None = None,
     margins: bool = False,
 ) -> Walk:
-    """The finished walk that proves the lower bound of two: its vectors have groups in common, or each its own.
+    """Walk through a program once or twice, and return the finished walk with the lower bound.
 
-    The second is tried where attention reads vectors that norm layers or balls left in common groups, as in a vision
-    transformer whose input is an image: of a group of n vectors of radius r each, any one could be as long as
-    `sqrt(n) r`. Elsewhere a bound of all vectors together, as of the pixels of an image, is the lower one.
+    The first walk may bound several vectors together, as one group; the second (`apart`) bounds each vector by itself.
+    It is made only if norm layers or balls left vectors in common groups and attention or a matrix product follows, as
+    in a vision transformer whose input is an image: in a group of n vectors of radius r, a single one could be as long
+    as `sqrt(n) r`. In other models, the bound of all vectors together, such as the pixels of an image, is lower.
 
     Args:
         program: As for `Walk`.
@@ -315,7 +317,7 @@ def walked(
     apart = Walk(program, domain, promises, apart=True)
     try:
         apart.run(margins)
-    except UncertifiableError:  # so many groups may be too many
+    except UncertifiableError:  # the number of groups may be too large
         return walk
     return min(walk, apart, key=_gain)
 
@@ -327,7 +329,7 @@ def _gain(walk: Walk) -> Decimal:
 
 
 def proved_again(walk: Walk, promises: Mapping[str, Promise]) -> Proof:
-    """The proof of a finished walk for other promises; the walk's choices among bounds stay.
+    """The proof of a finished walk for other promises; choices among several bounds are not made again.
 
     Raises:
         CheckError: A row does not follow.
@@ -346,7 +348,7 @@ def proved_again(walk: Walk, promises: Mapping[str, Promise]) -> Proof:
 
 
 def plain_tree(tree: Any) -> Any:
-    """Arguments of an operation with tensors in the place of what the walk knows of them."""
+    """The arguments of an operation, with every `Stored` replaced by its tensor."""
     return torch.utils._pytree.tree_map(
         lambda each: each.tensor if isinstance(each, Stored) else each,
         tree,
@@ -362,20 +364,20 @@ def _transposes(node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) ->
 
 
 def _looks_up_rows(node: fx.Node, table: Tensor, others: Sequence[Any]) -> bool:
-    """Whether every vector of a result is a row of the table; found by looking up positions of entries."""
+    """Whether every vector of a result is a row of the table; tested with a table of the positions of its entries."""
     if table.ndim != 2:
         return False
     width = table.shape[1]
-    found: Tensor = node.target(torch.arange(table.numel()).view(table.shape), *others)  # type: ignore[operator]
+    places: Tensor = node.target(torch.arange(table.numel()).view(table.shape), *others)  # type: ignore[operator]
     return (
-        found.shape[-1] == width
-        and bool((found % width == torch.arange(width)).all())
-        and bool((found // width == found[..., :1] // width).all())
+        places.shape[-1] == width
+        and bool((places % width == torch.arange(width)).all())
+        and bool((places // width == places[..., :1] // width).all())
     )
 
 
 def _keeps_vectors(node: fx.Node, arguments: tuple, keywords: Mapping[str, Any], vector: Sequence[int]) -> bool:
-    """Whether a result consists of whole rows, of shape `vector`, of a tensor; found by moving positions of entries."""
+    """Whether a result consists of whole rows, of shape `vector`, of a tensor; tested with its entries' positions."""
     if not vector:
         return False
     shape = arguments[0].shape

@@ -1,4 +1,4 @@
-"""A program: what a model computes of one sample, as a value; how it is captured, and compared with the model."""
+"""Programs: a model's tensor operations for one sample as a graph; its capture, and its comparison with the model."""
 
 from typing import TYPE_CHECKING
 

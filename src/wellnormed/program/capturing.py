@@ -1,7 +1,7 @@
 """Capture what a model executes: the graph of its tensor operations, for one sample.
 
-Which inputs have samples, and what a model must not do, stands here; `recording` has what torch records of one call,
-`comparing` the test whether the model's code computes the same.
+This module decides which inputs have samples, and refuses models that cannot be captured; `recording` records one call
+with torch's exporter, and `comparing` tests whether the model's code computes the same.
 """
 
 import contextlib
@@ -40,28 +40,29 @@ def capture(
     accept: Callable[[Program], Any] = lambda program: None,
     known: Collection[str] = OPERATIONS,
 ) -> Program:
-    """The operations that a model executes on the first sample of an example, compared with the model on batches.
+    """Record the tensor operations that a model executes on the first sample of an example, as a `Program`.
 
-    The first tensor of the example with two axes or more tells the number of samples. Tensors whose first axis has that
-    size have the samples along it, and the others, such as a mask `(T, T)`, are shared by all of them. Where several
-    have that size, as many of them count as the model runs with on one sample more. The example is one sample of fixed
-    shape as a whole if the model does not run on its first sample alone, if it computes something else for a batch than
-    for its samples, if constants that it makes of integers, such as masks (see `Program.fixed`), differ from sample to
-    sample, or if no tensor has two axes.
+    The program is compared with the model's code on batches of drawn samples. The first tensor of the example with two
+    axes or more gives the number of samples. Tensors whose first axis has that size have the samples along it; the
+    others, such as a mask `(T, T)`, are shared by all samples. If several tensors have that size, those have samples
+    that the model accepts with one sample more.
+
+    The whole example counts as one sample of fixed shape if the model does not run on the first sample alone, if it
+    computes something else for a batch than for its samples, if constants that it makes of integers, such as masks (see
+    `Program.fixed`), differ between samples, or if no tensor has two axes.
 
     Args:
         model: Any module; it is left as it was.
         example: A tensor, a tuple of arguments, or a dictionary of keywords.
-        output: Key, attribute or position of the result, where the model returns several.
+        output: Key, attribute or position of the result, if the model returns several.
         domain: The inputs of a certificate, as for `compare`.
         whole_batch: Whether to capture the example as one sample of fixed shape in any case.
-        accept: It is called with every program before that is compared, and raises an `UncertifiableError` to refuse
-            it.
-        known: The names of the operations that are not taken apart: by default those that have a bound.
+        accept: Called with every program before the comparison; raises an `UncertifiableError` to refuse it.
+        known: The names of the operations that are not decomposed: by default those that have a bound.
 
     Raises:
-        UncertifiableError: The model fails on the example, cannot be captured, or computes something else than what is
-            captured.
+        UncertifiableError: The model fails on the example, cannot be captured, or its code computes something else than
+            the captured operations.
         ValueError: The example has entries that are not finite.
 
     Example:
@@ -87,10 +88,10 @@ def capture(
         accept(program)
         return compared(program)
     except UncertifiableError as error:
-        # a single sample is the whole example, so that only batches of other sizes can be what differs
+        # one sample is the whole example: to capture it again helps only if batches of other sizes differ
         if not program.each_sample or (program.size == 1 and not isinstance(error, BatchError)):
             raise
-    if program.size == 1:  # the same graph, which is accepted
+    if program.size == 1:  # the graph of the whole example is the same one, which `accept` has passed
         return compared(replace(program, batched=(False,) * len(program.batched)))
     program = _captured(model, example, output, True, known)
     accept(program)
@@ -98,8 +99,8 @@ def capture(
 
 
 def _captured(model: nn.Module, example: Any, output: Any, whole_batch: bool, known: Collection[str]) -> Program:
-    """The program of the first sample, or of the whole example; it is not compared."""
-    given = arguments_of(example)  # copies, so that a tensor that is given twice counts as two
+    """The program of the first sample, or of the whole example, before the comparison."""
+    given = arguments_of(example)  # cloned below, so that a tensor that is passed twice counts as two
     given = map_tensors(lambda each: each.detach().clone(), given)
     tensors = tensors_of(given)
     if not whole_batch:
@@ -114,7 +115,7 @@ def _captured(model: nn.Module, example: Any, output: Any, whole_batch: bool, kn
 
 
 def _require_runs(model: nn.Module, example: Example) -> None:
-    """Refuse an example that has no numbers, and a model that fails on it."""
+    """Refuse an example without finite numbers, and a model that fails on the example."""
     for each in tensors_of(example):
         require_values("example_input", each)
         if each.dtype in DTYPES.values() and not bool(torch.isfinite(each).all()):
@@ -125,15 +126,15 @@ def _require_runs(model: nn.Module, example: Example) -> None:
 
 
 def capture_batched(model: nn.Module, program: Program, known: Collection[str] = OPERATIONS) -> fx.GraphModule:
-    """What the model's own code executes on a batch of any size, as a module that takes the tensors of one.
+    """Capture the model's code on a batch of any size, as a module that takes the tensors of a batch.
 
     Raises:
         UncertifiableError: The code cannot be captured for a batch of any size.
     """
-    sample, own = tensors_of(program.example), iter(program.batched)
-    example = program.call(program.batch([sample, sample]))  # the exporter takes a batch of one for a constant
+    sample, batched = tensors_of(program.example), iter(program.batched)
+    example = program.call(program.batch([sample, sample]))  # two, as the exporter takes a size of 1 for a constant
     axes = torch.utils._pytree.tree_map(
-        lambda each: ({0: torch.export.Dim.DYNAMIC} if next(own) else None) if isinstance(each, Tensor) else None,
+        lambda each: ({0: torch.export.Dim.DYNAMIC} if next(batched) else None) if isinstance(each, Tensor) else None,
         (tuple(example.arguments), example.keywords),
     )
     with running(model):
@@ -142,12 +143,12 @@ def capture_batched(model: nn.Module, program: Program, known: Collection[str] =
 
 def _first(example: Example, batched: tuple[bool, ...]) -> Example:
     """The first sample, with a first axis of size 1."""
-    own = iter(batched)
-    return map_tensors(lambda each: each[:1].clone() if next(own) else each.clone(), example)
+    flags = iter(batched)
+    return map_tensors(lambda each: each[:1].clone() if next(flags) else each.clone(), example)
 
 
 def _with_samples(model: nn.Module, example: Example) -> tuple[int, tuple[bool, ...]]:
-    """The number of samples of an example, and for each of its tensors whether its first axis has them."""
+    """The number of samples of an example, and for each of its tensors whether its first axis has the samples."""
     tensors = tensors_of(example)
     first = next((place for place, each in enumerate(tensors) if each.ndim > 1), None)
     if first is None or not len(tensors[first]):
@@ -163,8 +164,8 @@ def _with_samples(model: nn.Module, example: Example) -> tuple[int, tuple[bool, 
 
 def _runs_on_more(model: nn.Module, example: Example, batched: tuple[bool, ...]) -> bool:
     """Whether a model runs if some of its inputs have one sample more, and the others stay as they are."""
-    own = iter(batched)
-    arguments, keywords = map_tensors(lambda x: torch.cat([x, x[:1]]) if next(own) else x.clone(), example)
+    flags = iter(batched)
+    arguments, keywords = map_tensors(lambda x: torch.cat([x, x[:1]]) if next(flags) else x.clone(), example)
     try:
         with torch.no_grad():
             model(*arguments, **keywords)
@@ -224,7 +225,7 @@ class _Selecting(nn.Module):
 
     def forward(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
         with contextlib.ExitStack() as stack:
-            # the conversions of an autocast that the caller is in are part of the program only if it begins inside
+            # the program contains an active autocast's conversions only if the autocast is entered during the capture
             for device in {each.device.type for each in (*tensors_of((arguments, keywords)), *self.parameters())}:
                 if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, torch.get_autocast_dtype(device)))
@@ -250,7 +251,7 @@ def _argument(model: nn.Module, placeholder: str) -> str:
 
 @contextlib.contextmanager
 def running(model: nn.Module) -> Iterator[None]:
-    """Capture or run a model in the block; it is left as it was, and refused for whatever is raised."""
+    """Capture or run a model in the block: restores the model, and turns any error into an `UncertifiableError`."""
     with refusing(lambda error: _not_captured(model, error)), quiet():
         before = Snapshot(model)
         try:
@@ -276,7 +277,7 @@ def _not_captured(model: nn.Module, error: Exception) -> str:
 
 
 _CHOICES = 16
-"""How many choices of the inputs that have samples are tried: all of two to five that have one size."""
+"""How many choices of the inputs with samples are tried: all choices if up to five inputs have the same size."""
 _REMEDY = (
     "Control flow may not depend on values of the input, and nothing may replace or convert the model's own tensors "
     "while it runs; let it execute operations of tensors alone"
@@ -285,7 +286,7 @@ _REMEDY = (
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without warnings and log lines of the exporter about itself."""
+    """Suppress the exporter's warnings and log lines."""
     disabled = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

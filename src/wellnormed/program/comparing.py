@@ -1,4 +1,4 @@
-"""Test that a model computes what its program computes, at inputs drawn from the domain. A test, and no proof."""
+"""Test that a model's code and its program compute the same, at inputs drawn from the domain. It is not a proof."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,27 +16,27 @@ from wellnormed.program.program import Example, Program, map_tensors, select
 from wellnormed.program.snapshot import Snapshot
 
 BATCHES = (2, 7)
-"""The sizes of drawn batches, beside that of the example, at which a model is compared with a program of one sample."""
+"""The sizes of drawn batches at which a model is compared with a program of one sample, beside the example."""
 OF_EXAMPLE = 32
 """The most samples of the example, from the first on, that are compared."""
 WITH_GRADIENTS, WITHOUT_GRADIENTS, TRANSPOSED = "with gradients", "without gradients", "with transposed inputs"
 CIRCUMSTANCES = (WITH_GRADIENTS, WITHOUT_GRADIENTS, TRANSPOSED)
-"""The ways to call a model: the last one lays the entries of its inputs out in memory in another order."""
+"""The ways to call a model; the last one changes the memory layout of its inputs."""
 NOT_COMPARED = (
     "autocast", "inference mode", "torch.compile", "other devices", "other dtypes", "other numbers of threads",
 )  # fmt: skip
-"""Circumstances that the code of a model can depend on, and in which it is not compared."""
+"""Circumstances that a model's code can depend on, and that the comparison does not vary."""
 _ROUNDINGS, _ROUNDINGS_OF_SHORT = 16, 4
-"""The largest difference of an entry, as a multiple of its rounding error: the difference of two evaluations of the
-program, its typical share of a typical entry, and at least half of the machine epsilon of that. Floats of 16 bits are
-summed in float32, so that their results differ by fewer units."""
+"""The largest difference of an entry, as a multiple of its estimated rounding error: the difference of two evaluations
+of the program, plus the median relative difference (at least half the machine epsilon) of a typical entry. Floats of 16
+bits are summed in float32, so their results differ by fewer units."""
 _VISIBLE = 1 / 2
-"""An entry that is not the same to the bit is compared if its tolerance is at most this share of its change."""
+"""An entry that is not bitwise equal counts as compared if its tolerance is at most this share of its change."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was compared before a model was found to compute what its program computes."""
+    """The extent of a comparison that found a model's code to compute the same as its program."""
 
     arithmetic: str
     """The dtype of the result. Model and program run in their own arithmetic."""
@@ -45,9 +45,9 @@ class Comparison:
     circumstances: tuple[str, ...]
     """Which of `CIRCUMSTANCES`."""
     batches: tuple[int, ...]
-    """The sizes of the batch; empty for a program that is not of each sample."""
+    """The batch sizes; empty for a program of a whole batch."""
     hidden: int = 0
-    """The number of entries of the result that change by less than their rounding errors, and are not compared."""
+    """The number of entries of the result that could not be compared: they change less than their rounding errors."""
 
 
 class BatchError(UncertifiableError):
@@ -59,14 +59,14 @@ def compare(
 ) -> Comparison:
     """Compare a model with its program at its example, and at samples drawn from the domain.
 
-    A program of each sample is compared with the model's result for batches. Both run in their own arithmetic, and
-    every entry may differ by as much as rounding explains.
+    A program of one sample is compared with the model's results for batches. Model and program run in the model's
+    dtype, and every entry may differ by as much as rounding explains.
 
     Args:
-        program: What `capture` returned for the model.
-        model: The model. It is left as it was.
-        domain: The inputs that the certificate holds for. Without a certificate it is None; the samples are then drawn
-            with a root mean square of at most 1, and results may be NaN.
+        program: The program that `capture` returned for the model.
+        model: The model; its state is restored afterwards.
+        domain: The inputs that the certificate holds for. With None, for no certificate, samples are drawn with a root
+            mean square of at most 1, and results may be NaN.
         sizes: Sizes of a batch.
 
     Raises:
@@ -109,15 +109,15 @@ def compare(
 
 
 class _Comparing:
-    """The program's results for some samples and for those of its example, with which the model's are compared."""
+    """The program's results for drawn samples and for its example's, and the tolerances of the model's results."""
 
     def __init__(self, program: Program, model: nn.Module, drawn: list[list[Tensor]]) -> None:
         self._program, self._model, self._name = program, model, type(model).__name__
         self._executed: Tensor = program.result.meta["val"]
-        own = program.samples[:OF_EXAMPLE]
-        self.samples = drawn + own
+        given = program.samples[:OF_EXAMPLE]
+        self.samples = drawn + given
         with torch.no_grad():
-            self.expected = torch.cat([self._run(drawn), self._run(own)])
+            self.expected = torch.cat([self._run(drawn), self._run(given)])
             vendor = torch.backends.mkldnn.enabled
             torch.backends.mkldnn.set_flags(False)  # other kernels, and one sample after the other
             try:
@@ -137,7 +137,7 @@ class _Comparing:
         roundings = _ROUNDINGS if self._executed.dtype.itemsize > 2 else _ROUNDINGS_OF_SHORT
         self._change, self._tolerance = change, roundings * (spread + share * size.clamp(min=size.median()))
         self._rounded = torch.zeros_like(change, dtype=torch.bool)
-        """Which entries were found that are not the same to the bit."""
+        """Which entries were not bitwise equal in some call."""
 
     def _run(self, samples: list[list[Tensor]]) -> Tensor:
         calls = [self._program.batch(samples)] if self._program.each_sample else samples
@@ -145,7 +145,7 @@ class _Comparing:
         return results.reshape(len(samples), *self._executed.shape)
 
     def require(self, call: range, circumstance: str, may_fail: bool = False) -> bool:
-        """Require what is expected of some samples at once; False if the model may fail there, and does."""
+        """Compare the model's results for a batch of samples; False if the model fails and `may_fail`."""
         kind = BatchError if len(call) > 1 and circumstance != TRANSPOSED else UncertifiableError
         inputs = self._program.call(self._program.batch([self.samples[number] for number in call]))
         try:

@@ -10,23 +10,23 @@ from wellnormed.program.operation import kind_of
 
 
 class Dependence(NamedTuple):
-    """The nodes of a graph that depend on the input, by the way in which they do; all others are constants."""
+    """The nodes of a graph that depend on the input, in three sets; all other nodes are constants."""
 
     variable: set[fx.Node]
     """The nodes that depend on floats of the input, or on vectors that its integers look up."""
     lookups: set[fx.Node]
-    """The variable nodes that look up entries of a stored table. These and the floats of the input are the certified
-    variable."""
+    """The nodes that look up entries of a stored table, a subset of `variable`. Their results and the floats of the
+    input are the certified variable."""
     integers: set[fx.Node]
-    """The nodes that are computed from integers of the input, and not from the variable."""
+    """The nodes that depend on integers of the input, but not on the certified variable."""
 
 
 def dependence(nodes: Iterable[fx.Node], inputs: Mapping[str, tuple[str, Tensor]]) -> Dependence:
-    """Follow the input through a graph, and say how every node depends on it.
+    """Find out how every node of a graph depends on the input.
 
     Args:
         nodes: In order of execution.
-        inputs: Placeholder -> name of an input, and the example.
+        inputs: Placeholder -> name of an input, and its tensor in the example.
     """
     depends = Dependence(set(), set(), set())
     for node in nodes:
@@ -46,12 +46,12 @@ def dependence(nodes: Iterable[fx.Node], inputs: Mapping[str, tuple[str, Tensor]
 
 
 def _masked(node: fx.Node) -> bool:
-    """Whether flags choose the entries: then their number depends on the flags, which the program fixes."""
+    """Whether a lookup is by booleans: the number of entries then depends on these, so the program fixes them."""
     return any(getattr(each.meta.get("val"), "dtype", None) is torch.bool for each in node.all_input_nodes[1:])
 
 
 def values_read(node: fx.Node, depends: Dependence) -> list[fx.Node]:
-    """The nodes that a node is computed from, without the index of a lookup, and what it takes the shape of alone."""
+    """The nodes whose values a node uses: not a lookup's index, and not a tensor of which only the shape counts."""
     if node in depends.lookups:
         return []
     if kind_of(node) == "filler":
@@ -60,16 +60,16 @@ def values_read(node: fx.Node, depends: Dependence) -> list[fx.Node]:
 
 
 def fixing(result: fx.Node, depends: Dependence) -> set[fx.Node]:
-    """The nodes computed from integers that the result depends on in any other way than by looking up rows of a table.
+    """The integer nodes that the result depends on in other ways than by looking up rows of a table.
 
-    A path from such a node leads to the result, on which no lookup stands, and no operation that takes the shape of its
-    argument alone. The inputs among them are `Program.fixed`.
+    From such a node a path leads to the result that passes through no lookup, and through no operation that uses only
+    the shape of its argument. The inputs among these nodes are `Program.fixed`.
     """
     return reached(result, lambda node: values_read(node, depends)) & depends.integers
 
 
 def reached(start: fx.Node, sources: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
-    """A node, the nodes that it is computed from, those that these are computed from, and so on."""
+    """All nodes that can be reached from a node by `sources`, with the node itself."""
     nodes, front = {start}, [start]
     while front:
         for each in sources(front.pop()):

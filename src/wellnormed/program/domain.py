@@ -1,4 +1,4 @@
-"""The inputs that a bound holds for, in the constants of a row: a ball for every group, or a box for every entry."""
+"""Domains, the inputs that a bound holds for: a ball for every group, or a box for every entry; how a row states it."""
 
 import math
 from collections.abc import Sequence
@@ -63,5 +63,5 @@ def domain_of(constants: dict[str, Any]) -> Domain:
 
 
 def default_axes(shape: Sequence[int]) -> tuple[int, ...]:
-    """Axes of a group: the last one, or all but the first of an image's: tokens apart, the pixels of a sample not."""
+    """The axes of a group: the last one (groups are tokens), or all but the first from 4 axes on (whole samples)."""
     return tuple(range(1, len(shape))) if len(shape) > 3 else (len(shape) - 1,)

@@ -34,7 +34,7 @@ def doubled(program: "Program") -> "Program":
         )
     example = result.meta["val"]
     if not isinstance(example, Tensor) or not example.is_floating_point():
-        raise UncertifiableError("the model's result is no tensor of floats, so it has no gain")
+        raise UncertifiableError("the model's result is not a tensor of floats, so it has no gain")
     writing.graph.output(writing.given(result))
     writing.graph.lint()
     module = fx.GraphModule(writing.constants, writing.graph, "Double")
@@ -46,7 +46,7 @@ def doubled(program: "Program") -> "Program":
 
 
 class _Writing:
-    """The graph in float64, as far as it is written."""
+    """The float64 graph under construction."""
 
     def __init__(self, program: "Program") -> None:
         self.program, self.graph, self.same = program, fx.Graph(), repeats(program.nodes)
@@ -58,7 +58,7 @@ class _Writing:
         self.constants: dict[str, Tensor] = {}
 
     def add_variable(self, node: fx.Node) -> None:
-        """Add an input in the place of a float of the input, or of a lookup, whose table and index are constants."""
+        """Add an input that replaces a float input, or a lookup with its table and index."""
         if node.op == "placeholder":
             name, example = self.program.inputs[node.name]
         else:
@@ -79,7 +79,7 @@ class _Writing:
         copy.meta = copy.meta or {**node.meta, "val": torch.utils._pytree.tree_map(_widened, node.meta.get("val"))}
 
     def given(self, node: fx.Node) -> Any:
-        """What a node of float64 reads in the place of one of the program."""
+        """The float64 graph's node for a node of the program."""
         copy = self.copies[node]
         return copy if isinstance(copy, fx.Node) else torch.utils._pytree.tree_map(self._constant, copy)
 
@@ -93,7 +93,7 @@ class _Writing:
         return node
 
     def _computed(self, node: fx.Node) -> Any:
-        """The value of a constant for the example, in the precision of the model, as a certificate is about it."""
+        """A constant's value for the example, in the model's precision, as certificates use it."""
         if node.op == "placeholder":
             return self.program.inputs[node.name][1]
         if node.op == "get_attr" and str(node.target) in self.program.stored:
@@ -106,7 +106,7 @@ class _Writing:
         return self.copies[node]
 
     def _in_float64(self, node: fx.Node) -> fx.Node:
-        """A node's call without what counts as rounding, without detaching, and with the eps that it has."""
+        """The call of a node in float64: conversions and `detach` left out, eps as in the model's precision."""
         name, executed = name_of(node.target), node.meta["val"]
         if draws(node):
             raise UncertifiableError(f"{place(node)}: {DRAWS}")
@@ -125,9 +125,9 @@ class _Writing:
             names = [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
             keywords, arguments = {**dict(zip(names, arguments, strict=False)), **keywords}, ()
         if name == "aten.rms_norm.default" and keywords.get("eps") is None:
-            # torch takes that of the precision it computes in, float32 for fewer digits
-            own = node.args[0].meta["val"].dtype  # type: ignore[union-attr]
-            keywords["eps"] = torch.finfo(torch.promote_types(own, torch.float32)).eps
+            # torch's default is the machine epsilon of the precision in which it computes, at least float32
+            dtype = node.args[0].meta["val"].dtype  # type: ignore[union-attr]
+            keywords["eps"] = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
         if name == "aten.softplus.default":  # from 40 on, its jump is less than float64 rounds
             keywords["threshold"] = max(40.0, keywords.get("threshold", 20.0))
         return self.graph.create_node(node.op, node.target, arguments, keywords, name=node.name)

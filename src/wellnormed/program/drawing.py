@@ -25,18 +25,18 @@ _TRIALS = 64
 def draw(program: Program, domain: Domain, count: int) -> list[list[Tensor]]:
     """Draw samples, each a list of its tensors. The same program, domain and count always give the same samples.
 
-    Floats are drawn at random from the domain, in three sizes and, every fourth time, with a single entry in each group
-    that is not 0. Integers that say what is looked up in a table are replaced by others, as far as the constants that
-    the program makes of them, such as masks, keep their values: the certificate holds only for these. All other inputs
-    stay as they are in the example. What all samples of a batch share is drawn once.
+    Floats are drawn at random from the domain, in three sizes; every fourth sample has a single nonzero entry in each
+    group. Integers that index tables are replaced by other ones, but only if the constants that the program computes
+    from them, such as masks, keep their values, since the certificate holds only for these. All other inputs keep the
+    example's values. Inputs that all samples of a batch share are drawn once.
     """
     generator = torch.Generator().manual_seed(0)
     sizes = _SIZES if domain == math.inf else _SHARES
     integers, samples = Integers(program), list[list[Tensor]]()
     rows = [integers.rows(name) for name in program.inputs]
     pools = [
-        [*map(torch.arange, sorted({min(_SPECIAL, *own), *own})), given.flatten().cpu()] if own else []
-        for own, given in zip(rows, program.given, strict=True)
+        [*map(torch.arange, sorted({min(_SPECIAL, *sizes), *sizes})), given.flatten().cpu()] if sizes else []
+        for sizes, given in zip(rows, program.given, strict=True)
     ]
     kept = integers.constants([example for _, example in program.inputs.values()]) if any(rows) else []
 
@@ -63,13 +63,13 @@ def draw(program: Program, domain: Domain, count: int) -> list[list[Tensor]]:
 def _with_other_integers(
     sample: list[Tensor], place: int, pools: Sequence[Tensor], keeps: Callable[..., bool], generator: torch.Generator
 ) -> list[Tensor]:
-    """Replace the integers of one input: all of them at once, or halves of them, or halves of these."""
+    """Replace the integers of one input: all at once or, if constants change, halves of them, and so on."""
     before = sample[place]
     drawn = [pool[torch.randint(len(pool), (before.numel(),), generator=generator)] for pool in pools]
     choice = torch.randint(len(pools), (before.numel(),), generator=generator)
     entries = torch.stack([each.to(before) for each in drawn])[choice, torch.arange(before.numel())]
     parts = [torch.arange(before.numel())]
-    for part in parts:  # which grows
+    for part in parts:  # the list grows in the loop
         changed = sample[place].flatten().index_copy(0, part, entries[part]).view_as(before)
         trial = [*sample[:place], changed, *sample[place + 1 :]]
         if keeps(trial):

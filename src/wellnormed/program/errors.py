@@ -1,4 +1,4 @@
-"""The one error of this room, and the one place where other errors become it."""
+"""`UncertifiableError`, and the context manager that turns other errors into it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,15 +7,15 @@ DRAWS = "it draws random numbers; call `model.eval()`, and take noise out"
 
 
 class UncertifiableError(ValueError):
-    """The model does something that has no bound; names the operation, the module, the line of the model, a remedy."""
+    """The model has no bound. The message names the operation, the module, the line of the model, and a remedy."""
 
 
 @contextmanager
 def refusing(sentence: Callable[[Exception], str]) -> Iterator[None]:
-    """Raise an `UncertifiableError` in the place of any other error of the block.
+    """Raise an `UncertifiableError` instead of any other error of the block.
 
     Args:
-        sentence: The error -> what it says about the model, and what to do about that.
+        sentence: The error -> the new message: the problem of the model, and its remedy.
     """
     try:
         yield

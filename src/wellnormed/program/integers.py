@@ -1,4 +1,4 @@
-"""What a program makes of the integers of its input: constants, such as masks, that its certificate holds for."""
+"""Constants that a program computes from integers of its input, such as masks; a certificate holds for their values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from wellnormed.program.program import Program, tensors_of
 
 
 class Integers(Interpreter):
-    """Computes what a program computes from integers alone, for one sample after the other."""
+    """Computes the nodes of a program that depend on integers alone, for one sample at a time."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
@@ -35,7 +35,7 @@ class Integers(Interpreter):
         return compute(node, arguments, keywords)
 
     def constants(self, sample: Sequence[Tensor]) -> list[Tensor]:
-        """The values, for the tensors of a sample, that the operations on the certified input read.
+        """The constants of a sample that operations on the certified variable use.
 
         Raises:
             Exception: Whatever an operation raises for these integers, such as an IndexError of a lookup.
@@ -47,13 +47,13 @@ class Integers(Interpreter):
         ]
 
     def rows(self, name: str) -> list[int]:
-        """The numbers of rows of the tables of which an input of integers says what is looked up."""
-        found = []
+        """The numbers of rows of the tables that an integer input indexes."""
+        sizes = []
         for lookup in self.lookups:
             table, *index = lookup.all_input_nodes
             if any(name == each.name for node in index for each in reached(node, lambda n: n.all_input_nodes)):
-                found.append(table.meta["val"].shape[0])
-        return found
+                sizes.append(table.meta["val"].shape[0])
+        return sizes
 
 
 def equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:

@@ -1,4 +1,4 @@
-"""The one way through a captured graph: a node after the other, each from the values of those that it reads."""
+"""Interpreters of a captured graph: they compute node after node, each from the values of the nodes that it reads."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -11,10 +11,10 @@ from wellnormed.program.program import Program
 
 
 class Interpreter(ABC):
-    """Gives every node of a program a value; a subclass says which.
+    """Computes a value for every node of a program; subclasses define the values.
 
-    The walk of a certificate gives bounds to the nodes that depend on the certified input, `Continuous` gives them
-    tensors of float64. Both compute all other nodes as the model does.
+    For nodes that depend on the certified input, the values are bounds in `lowering.walk.Walk`, and float64 tensors in
+    `certificates.continuous.Continuous`. Both compute all other nodes as the model does.
 
     Args:
         program: The graph, with its inputs and stored tensors.
@@ -24,12 +24,12 @@ class Interpreter(ABC):
         self.program, self.depends = program, program.depends
 
     def operands(self, node: fx.Node) -> Any:
-        """The tree of arguments that the value of a node is computed from; nodes in it stand for their values."""
+        """The arguments of a node, as a tree in which nodes stand for their values."""
         return node.target, node.args, dict(node.kwargs)
 
     @abstractmethod
     def evaluate(self, node: fx.Node, operands: Any) -> Any:
-        """The value of a node, from its operands with values in the place of nodes."""
+        """The value of a node, from its operands with values instead of nodes."""
 
     def needed(self, result: fx.Node) -> list[fx.Node]:
         """The nodes that a result is computed from, in order of execution, and the result."""
@@ -43,7 +43,7 @@ class Interpreter(ABC):
         return nodes
 
     def interpret(self, nodes: Iterable[fx.Node], values: dict[fx.Node, Any]) -> None:
-        """Add the values of some nodes to those of the nodes before them."""
+        """Compute the values of these nodes, and add them to `values`, which has those of earlier nodes."""
         for node in nodes:
             operands = fx.node.map_aggregate(
                 self.operands(node), lambda each: values[each] if isinstance(each, fx.Node) else each
@@ -52,5 +52,5 @@ class Interpreter(ABC):
 
 
 def is_stored(node: fx.Node, program: Program) -> bool:
-    """Whether a node is a tensor that the program holds; other attributes are graphs within the graph."""
+    """Whether a node is a stored tensor of the program; other attributes are graphs within the graph."""
     return node.op == "get_attr" and str(node.target) in program.stored

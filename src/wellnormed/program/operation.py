@@ -1,7 +1,7 @@
 """One table of executed operations: the name of each, its kind, and the function that lowers it to rows of a proof.
 
-The records stand beside the lowerings, which register them when `wellnormed.lowering` is imported, and are read by
-everyone who asks what an operation does. No other table of their names exists.
+The modules of `lowering.operations` register the records when `wellnormed.lowering` is imported. Every question about
+an operation is answered from its record; no other table of their names exists.
 """
 
 from collections.abc import Callable
@@ -22,15 +22,15 @@ Kind = Literal["move", "copy", "lookup", "filler", "random", "affine", "product"
 - `filler`: takes their shape and dtype alone.
 - `random`: drops some of them, as dropout does, with a probability and while a flag is set, its next arguments; else
   it is a copy.
-- `affine`: computes an affine function of all its arguments together; its flags for training are off.
-- `product`: computes what is affine in each of its arguments, and with the sizes of factors bounds that of the product.
+- `affine`: computes a function that is affine in all its arguments together, with flags for training off.
+- `product`: computes a function that is affine in each argument alone; bounds on its factors bound the product.
 - `function`: anything else.
 """
 
 
 @dataclass(frozen=True)
 class Operation:
-    """What is known of an executed operation."""
+    """The facts about an executed operation."""
 
     name: str
     """Its name with its namespace, such as `aten.relu.default`."""
@@ -40,13 +40,12 @@ class Operation:
     bounded: bool = True
     """Whether it has a bound; if not, the lowering says why it has none."""
     makes: Literal["", "constant", "memory"] = ""
-    """Whether it makes a new tensor, of which nothing is computed from its arguments: a constant, or memory whose
-    entries nobody has written."""
+    """Whether it makes a tensor whose entries do not depend on its arguments: a constant, or uninitialised memory."""
     shape_only: tuple[int, ...] = ()
-    """The positions of arguments of which it takes the shape and dtype alone."""
+    """The positions of arguments of which only the shape and dtype count."""
     family: str = ""
-    """The name that formulas have for it and for the others that compute the same of the same arguments, such as `add`
-    for `aten.add.Tensor` and `aten.add.Scalar`; its own without torch's namespace if it has no such others."""
+    """The common name in patterns of operations that compute the same from the same arguments, such as `add` for
+    `aten.add.Tensor` and `aten.add.Scalar`; by default the operation's name without torch's namespace."""
 
 
 OPERATIONS: dict[str, Operation] = {}
@@ -64,16 +63,16 @@ def operation(
     """Decorate `f(ledger, *arguments, **keywords)` to register it as the bound of executed operations.
 
     The targets are operations of `torch.ops`, or their names without `torch.ops`, such as `"aten.relu.default"`. The
-    function gets the call's own arguments: a `Value` for a tensor that depends on the input, a `Stored` for one that
-    does not, anything else as it stands. It returns what `ledger` derived from them.
+    function gets the arguments of the call: a `Value` for a tensor that depends on the input, a `Stored` for a tensor
+    that does not, and other arguments unchanged. It returns the value that `ledger.derive` returned for the result.
 
-    The proof checks what follows from the rows; that they bound the operation is yours to prove. Here every
-    entry of the result moves by no more than that of x, and is no larger, so it is a `contraction`:
+    The proof checks the bounds that follow from the rows; you must prove that the rows bound the operation. In the
+    example, every entry of the result moves by no more than that of x, and is no larger, so it is a `contraction`:
 
     Args:
         targets: The operations.
         kind: What they do with the entries of their first argument; see `Kind`.
-        bounded: Whether they have a bound; if not, the function always refuses, and says what to do instead.
+        bounded: Whether they have a bound; if not, the function always refuses, with a remedy.
         makes: As in `Operation`.
         shape_only: As in `Operation`.
         family: As in `Operation`.
@@ -100,7 +99,7 @@ def operation(
 
 
 def record_of(node: fx.Node) -> Operation | None:
-    """The record of a node's operation; None for an input, a stored tensor, and an operation that has no record."""
+    """The record of a node's operation; None for inputs, stored tensors and operations without a record."""
     return OPERATIONS.get(name_of(node.target)) if node.op == "call_function" else None
 
 
@@ -111,10 +110,10 @@ def kind_of(node: fx.Node) -> Kind | None:
 
 
 def family_of(node: fx.Node) -> str:
-    """The name that formulas have for a node's operation."""
+    """The name of a node's operation in patterns; see `Operation.family`."""
     record = record_of(node)
-    own = name_of(node.target).removeprefix("aten.")
-    return own if record is None else record.family or own
+    name = name_of(node.target).removeprefix("aten.")
+    return name if record is None else record.family or name
 
 
 def name_of(target: Any) -> str:

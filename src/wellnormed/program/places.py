@@ -1,4 +1,4 @@
-"""Places of nodes and errors for messages: operation, module and line, as the user knows them."""
+"""The place of a node or an error for messages: the operation, the user's module, and the line of its code."""
 
 import contextlib
 import re
@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 _FOREIGN = torch.__file__.removesuffix("__init__.py"), str(Path(__file__).parent), contextlib.__file__
-"""Beginnings of paths whose lines are not the model's: torch, the capture, and `with` blocks."""
+"""Prefixes of paths that are not the model's code: torch, this package, and `with` blocks."""
 
 
 def place(node: fx.Node) -> str:
@@ -28,7 +28,7 @@ def owner(node: fx.Node) -> str:
 
 
 def shown(path: str) -> str:
-    """A path as the user knows it, without the wrapper's attribute."""
+    """A path in the user's model, without the name that the exporter's wrapper has for the model."""
     path = re.sub(r"^L\['self'\]\.?", "", str(path))
     return path.removeprefix("model").removeprefix(".") if path == "model" or path.startswith("model.") else path
 

@@ -1,7 +1,7 @@
-"""A program: what a model computes of ONE sample, as a value. A batch is that program applied to each sample.
+"""A program: the operations of a model on ONE sample. Called with a batch, it is applied to each sample.
 
-Both norms of a certificate are maxima over groups of entries inside a sample, so the batched function, whose result for
-sample b is that of the program for this sample alone, has exactly the constant of the program.
+Both norms of a certificate are maxima over groups of entries inside a sample. So the batched function, which applies
+the program to each sample alone, has exactly the Lipschitz constant of the program.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Example(NamedTuple):
-    """What a model is called with."""
+    """The arguments of a model's call."""
 
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
@@ -38,19 +38,19 @@ def arguments_of(example: Any) -> Example:
 
 
 class OwnTensor(NamedTuple):
-    """A tensor that a program holds."""
+    """A tensor that is stored in a program."""
 
     tensor: Tensor
     persistent: bool
-    """Whether the model's state dict has it; if not, the model's code makes it."""
+    """Whether the model's state dict has it; if not, the model's code creates it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
     """The executed operations of one call, with the tensors that they read.
 
-    Called as the model is, with the tensors of the example or others in their place, it returns one tensor. If it is of
-    each sample of a batch, it runs for every sample, and lays the results behind one another along the first axis.
+    Call it with tensors like those of the example; it returns one tensor. If `each_sample`, it takes a batch of any
+    size, runs for every sample, and concatenates the results along the first axis.
 
     Example:
         >>> import wellnormed as wn
@@ -85,11 +85,11 @@ class Program:
         return f"Program of {sample}: {len(self.nodes)} operations, {len(self.stored)} tensors, from {inputs}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}  # what is cached has nodes of the graph
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # without cached nodes of the graph
 
     @property
     def each_sample(self) -> bool:
-        """Whether it is of each sample of a batch. If not, it is of inputs of the example's shape as a whole."""
+        """Whether it takes batches of any size; if not, it takes inputs of exactly the example's shapes."""
         return any(self.batched)
 
     @property
@@ -115,9 +115,9 @@ class Program:
 
     @cached_property
     def fixed(self) -> dict[str, Tensor]:
-        """Name -> the example's value of every input of integers that is used for more than lookups in tables.
+        """Name -> the example's value of every integer input that is used for more than lookups in tables.
 
-        The graph alone says which these are. A certificate holds for these values of them.
+        A certificate holds for these values alone. The graph determines which inputs these are.
         """
         nodes = fixing(self.result, self.depends)
         return dict(own for placeholder, own in self.inputs.items() if any(n.name == placeholder for n in nodes))
@@ -132,8 +132,8 @@ class Program:
         """The result for a batch of any size, or for inputs of the example's shape if it is not of each sample.
 
         Raises:
-            ValueError: An input is missing, is no tensor, or has another dtype, device or shape than the example's, or
-                the inputs have different numbers of samples.
+            ValueError: An input is missing or not a tensor, its dtype, device or shape is not the example's, or the
+                inputs have different numbers of samples.
         """
         given = dict(zip(self.arguments, tensors, strict=False)) | named
         if {*self.arguments} != given.keys() or len(tensors) + len(named) != len(self.arguments):
@@ -169,10 +169,10 @@ class Program:
     def double(self) -> "Program":
         """The same graph in float64, as a function of the variables of a certificate.
 
-        The variables are the floating inputs of one sample, and the vectors that its integers look up. Other uses of
-        the integers are as in the example. What depends on no variable is computed in the precision of the model,
-        because a certificate is about these values, and held; everything else is computed in float64, without
-        conversions to fewer digits, and without detaching, because a derivative passes there.
+        The variables are the floating inputs of one sample, and the vectors that its integers look up; other uses of
+        the integers are fixed to the example's values. Nodes that depend on no variable become constants, computed in
+        the model's precision, because certificates use these values. All other nodes are computed in float64, without
+        conversions to fewer digits, and without `detach`, so that derivatives pass.
 
         Raises:
             UncertifiableError: Nothing of the input is a variable, the result has no floats, the model draws random

@@ -1,4 +1,4 @@
-"""What `torch.export` records of one call, in operations that have bounds, and the program that is made of it."""
+"""Record one call with `torch.export`, decompose operations without a bound, and make a program of the graph."""
 
 import contextlib
 import io
@@ -19,12 +19,12 @@ from wellnormed.program.program import Example, OwnTensor, Program
 
 
 def record(module: nn.Module, example: Example, known: Container[str], shapes: Any = None) -> ExportedProgram:
-    """What the exporter records of one call, in known operations as far as torch can take others apart.
+    """Record one call with the exporter; operations that are not known are decomposed as far as torch can.
 
     Args:
         module: The module, which takes the fields of an `Example`.
-        example: What it is called with.
-        known: The names of operations that stay as they are.
+        example: The arguments of the call.
+        known: The names of operations that are not decomposed.
         shapes: The `dynamic_shapes` of `torch.export.export`.
     """
     with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # where the exporter prints graphs of its failures
@@ -35,9 +35,9 @@ def record(module: nn.Module, example: Example, known: Container[str], shapes: A
                 node.target = torch.ops.aten.detach.default
         program.graph_module.recompile()
         if any(_overwrites(node) for node in program.graph.nodes):
-            # torch may take another order of writing into views, so what follows sees this graph alone
+            # functionalised first, since torch may reorder writes into views; everything below uses this graph
             program = program.run_decompositions({})
-            _refuse_overwriting(program)  # what overwrites the model's own tensors is known only now
+            _refuse_overwriting(program)  # only now are writes into the model's tensors visible
         _fill_with_zeros(program)
         variable = {node.target for node in dependence(program.graph.nodes, inputs_of(program, example)).variable}
         parts = {op: rule for name, op, rule in _decompositions() if name not in known}
@@ -49,7 +49,7 @@ def record(module: nn.Module, example: Example, known: Container[str], shapes: A
 
 @cache
 def _decompositions() -> tuple[tuple[str, Any, Any], ...]:
-    """Names, operations, and what torch takes them apart into; listing them takes longer than a small capture."""
+    """Name, operation and decomposition of all that torch has; cached, since listing them takes long."""
     return tuple((name_of(op), op, rule) for op, rule in torch.export.default_decompositions().items())
 
 
@@ -61,12 +61,12 @@ def inputs_of(program: ExportedProgram, example: Example) -> dict[str, tuple[str
 
 
 def _fill_with_zeros(program: ExportedProgram) -> None:
-    """Let memory that nothing has written yet be zeros, so that a certificate does not hold what lay there before.
+    """Fill uninitialised memory with zeros, so that no certificate contains what was there before.
 
-    A model that reads such memory does not compute what its program computes, and is refused for that.
+    A model that reads such memory differs from its program, and the comparison refuses it.
     """
     records = {node: record_of(node) for node in program.graph.nodes}
-    nodes = [node for node, own in records.items() if own is not None and own.makes == "memory"]
+    nodes = [node for node, record in records.items() if record is not None and record.makes == "memory"]
     for node in nodes:
         with program.graph.inserting_after(node):
             zeros = program.graph.call_function(torch.ops.aten.zero.default, (node,))
@@ -101,7 +101,7 @@ def program_of(
     inputs: Mapping[str, tuple[str, Tensor]],
     **settings: Any,
 ) -> Program:
-    """A program of a graph that takes the model's tensors as inputs.
+    """Make a program from an exported graph, which takes the model's tensors as inputs.
 
     Args:
         graph: The graph.
@@ -113,35 +113,35 @@ def program_of(
     own, attributes = fx.Graph(), dict[str, Any](parts)
     copies: dict[fx.Node, fx.Node] = {}
     for node in graph.find_nodes(op="placeholder"):  # before the stored tensors, so that these take other names
-        if node.name in inputs:  # the others are numbers or nothing, which the capture has taken in
+        if node.name in inputs:  # other inputs are numbers or None, which the graph has as constants
             name = inputs[node.name][0]
-            copies[node] = own.placeholder(name if name.isidentifier() else f"input_{name}")  # one inside of a list
+            copies[node] = own.placeholder(name if name.isidentifier() else f"input_{name}")  # `0` inside of a list
     for node in graph.nodes:
         if node.op == "placeholder" and node.name in stored:
-            name, held = stored[node.name]
-            attributes[name] = held.tensor
+            name, kept = stored[node.name]
+            attributes[name] = kept.tensor
             copies[node] = own.get_attr(name)
         elif node.op == "output":
             copies[node] = own.output(copies[node.args[0][0]])
         elif node.op != "placeholder" and "_assert_" not in str(node.target):  # these assert facts of the capture
             copies[node] = own.node_copy(node, lambda each: copies[each])
             if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
-                copies[node].target = torch.ops.aten.reshape.default  # other kernels lay their results out otherwise
+                copies[node].target = torch.ops.aten.reshape.default  # in other layouts `view` may fail
     for node, copy in copies.items():
         copy.meta = {key: _without_entries(node.meta[key]) for key in _META if key in node.meta}
     own.eliminate_dead_code()
     own.lint()
     used = dict.fromkeys(str(node.target) for node in own.nodes if node.op == "get_attr")
     module = fx.GraphModule({name: attributes[name] for name in used}, own, "Program")
-    held = {name: each for name, each in stored.values() if name in used}
+    tensors = {name: each for name, each in stored.values() if name in used}
     takes = {copy.name: inputs[node.name] for node, copy in copies.items() if copy.op == "placeholder"}
     if any(_is_open(copy.meta.get("val")) for copy in own.nodes):
         _Sizes(module).run(*(value for _, value in takes.values()))
-    return Program(module, held, takes, **settings)
+    return Program(module, tensors, takes, **settings)
 
 
 class _Sizes(fx.Interpreter):
-    """Sizes that depend on values of integers, as the number of flags that are set, become those of the example."""
+    """Runs a graph on the example, to fix sizes that depend on values of integers, such as the number of set flags."""
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
@@ -151,7 +151,7 @@ class _Sizes(fx.Interpreter):
 
 
 def _is_open(value: Any) -> bool:
-    """Whether a description of a result has a size that is no number."""
+    """Whether a description of a result has a symbolic size."""
     sizes = (s for each in torch.utils._pytree.tree_leaves(value) for s in getattr(each, "shape", (each,)))
     return any(isinstance(size, torch.SymInt | torch.SymBool) for size in sizes)
 

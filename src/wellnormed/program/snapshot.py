@@ -1,4 +1,4 @@
-"""What a model has at a moment, so that running it leaves it as it was."""
+"""Snapshots of a model's state, to restore the model after it was run."""
 
 import random
 
@@ -15,9 +15,9 @@ class Snapshot:
     """The attributes of all modules, the bits of their parameters and buffers, and the random states."""
 
     def __init__(self, model: nn.Module) -> None:
-        own = [vars(module) for module in model.modules()]
+        variables = [vars(module) for module in model.modules()]
         self._attributes = [
-            (each, dict(each)) for held in own for each in (held, *held.values()) if isinstance(each, dict)
+            (each, dict(each)) for outer in variables for each in (outer, *outer.values()) if isinstance(each, dict)
         ]
         for name, tensor in (tensors := _tensors(model)).items():
             require_values(f"the tensor {name} of the model", tensor)
@@ -43,10 +43,10 @@ class Snapshot:
         torch.set_rng_state(self._draws[0])
         random.setstate(self._draws[1])
         np.random.set_state(self._draws[2])  # noqa: NPY002
-        for held, content in self._attributes:
-            if held.keys() != content.keys() or any(held[key] is not each for key, each in content.items()):
-                held.clear()  # what is as it was may be frozen
-                held.update(content)
+        for attributes, content in self._attributes:
+            if attributes.keys() != content.keys() or any(attributes[key] is not each for key, each in content.items()):
+                attributes.clear()  # only if something changed, since a dictionary may be frozen
+                attributes.update(content)
         for tensor, content, requires_grad in self._tensors.values():
             with torch.no_grad():
                 if not _same_bits(tensor, content):
@@ -56,7 +56,7 @@ class Snapshot:
 
 
 def require_values(what: str, tensor: Tensor) -> None:
-    """Refuse a tensor that has no entries of its own in memory."""
+    """Refuse a tensor without dense entries in memory."""
     if is_lazy(tensor):
         raise UncertifiableError(f"{what} is not initialised; run the model once")
     if tensor.is_meta or isinstance(tensor, FakeTensor):

@@ -1,9 +1,9 @@
 """Functions that bound executed operations, one file for each family. Importing this package registers all of them.
 
-Every function gets a ledger, `ledger`, to which it adds rows of a proof, and then the arguments of the executed
-operation: a `Value` for a tensor that depends on the input, and a `Stored` for one that does not. It returns the value
-of the result. Where there is no bound, it raises the `UncertifiableError` of `ledger.refuse`. A docstring states the
-operation and what its bound rests on. A norm is the Euclidean norm where no other is named.
+Every function gets a `ledger`, to which it adds rows of a proof, and then the arguments of the executed operation: a
+`Value` for a tensor that depends on the input, and a `Stored` for one that does not. It returns the value of the
+result, or raises the `UncertifiableError` of `ledger.refuse` if there is no bound. Docstrings state the operation and
+the reason for its bound. Norms are Euclidean unless another one is named.
 """
 
 from wellnormed.lowering.operations import activation as activation

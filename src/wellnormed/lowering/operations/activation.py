@@ -1,4 +1,4 @@
-"""Bounds of functions that are applied to every entry. Their slopes and sizes are in `proof.functions`."""
+"""Bounds of entrywise functions. Their slopes and sizes are in `proof.functions`."""
 
 import math
 
@@ -91,7 +91,7 @@ operation("aten.clamp_max.default")(lambda ledger, x, max: clamp(ledger, x, None
 
 @operation("aten.threshold.default")
 def threshold(ledger: Ledger, x: Value, threshold: float, value: float) -> Value:
-    """`max(x, threshold)`, where entries below take the threshold as their value: ReLU is `Threshold(0, 0)`."""
+    """`max(x, threshold)`; refused unless the replacement `value` is the threshold. ReLU is `Threshold(0, 0)`."""
     if threshold != value:
         raise ledger.refuse(f"it jumps from {value} to {threshold}; pass the threshold as the value, too")
     return clamp(ledger, x, threshold, None)
@@ -113,9 +113,9 @@ def _dropout(ledger: Ledger, x: Value, p: float, train: bool) -> Value:
 def softplus(ledger: Ledger, x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
     """`log(1 + exp(beta x)) / beta`, which is `-log_sigmoid(-beta x) / beta`, rounded to float32.
 
-    Where `beta x` exceeds the threshold t, torch returns x, so that the result jumps there by `log(1 + exp(-t)) / beta`
-    and has no Lipschitz constant. Next to x, which is `t / beta`, that is less than the rounding error `2^-24` of
-    float32 if t is at least 14. So the jump counts as a conversion to float32 does, in any dtype, and is listed as one.
+    Where `beta x` exceeds the threshold t, torch returns x, so the result jumps there by `log(1 + exp(-t)) / beta`, and
+    has no Lipschitz constant. Relative to x = `t / beta`, the jump is less than `2^-24`, the rounding error of float32,
+    if t is at least 14. So in any dtype the jump counts, and is listed, as a conversion to float32.
     """
     if not threshold >= 14:
         raise ledger.refuse(f"it jumps at threshold={threshold} by more than float32 rounds; leave the threshold at 20")

@@ -33,7 +33,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Value:
-    """`softmax(scale q k^T + mask) v`, for any mask that does not depend on the input.
+    """`softmax(scale q k^T + mask) v`, for any mask that does not depend on the certified input.
 
     Queries q have the shape `(*batch, queries, width)`, keys k `(*batch, tokens, width)`, and values v
     `(*batch, tokens, outputs)`. The scale is `width^(-1/2)` if it is None.
@@ -53,7 +53,7 @@ def attention(
 
 
 def attend(ledger: Ledger, q: Value, k: Value, v: Value, scale: float) -> Value:
-    """Bound `softmax(scale q k^T + constants) v`; the origin of q, k and v decides which claims the bound can use.
+    """Bound `softmax(scale q k^T + constants) v`, using the weights of the linear maps to q, k and v if there are any.
 
     If keys and values are linear maps of the same tokens, the bound uses the norms of the maps of each head. If the
     queries are a linear map of these tokens too, without a bias, it also uses the norms of the products `W_q^T W_k`.
@@ -62,7 +62,7 @@ def attend(ledger: Ledger, q: Value, k: Value, v: Value, scale: float) -> Value:
     if min(len(x.shape) for x in (q, k, v)) < 2:
         raise ledger.refuse("its queries, keys or values are a single vector; give them an axis of tokens")
     batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    # keys and values may differ in number: a mask can broadcast the logits of a single key to several tokens
+    # the numbers of keys and values may differ: a mask can broadcast the logits of a single key to several tokens
     (tokens,) = torch.broadcast_shapes(k.shape[-2:-1], v.shape[-2:-1])
     q, k, v = (
         moves.spread(ledger, x, (*batch, count, x.shape[-1]))
@@ -79,7 +79,8 @@ def attend(ledger: Ledger, q: Value, k: Value, v: Value, scale: float) -> Value:
             claims.append(_claim(ledger, "product", query, key, pairs=pairs))
     shape = (*batch, q.shape[-2], v.shape[-1])
     result = ledger.derive("attention", reads, shape=shape, axes=[-1], constants={"scale": scale}, claims=claims)
-    # where all keys and all values lie in one small ball, the softmax has the smaller bound: its norm is 1/2
+    # if all keys and all values lie in one small ball, bounding the product, the softmax (norm 1/2) and the second
+    # product one by one gives less
     rq, rk, rv = (ledger.bounds(x, axes) for x, axes in ((q, [-1]), (k, [-2, -1]), (v, [-2, -1])))
     logits = float(rq.gain.max() * rk.radius.max() + rq.radius.max() * rk.gain.max()) * abs(scale)
     gain, entries = float(ledger.bounds(result, [-1]).gain.max()), math.prod(q.shape[:-1]) * tokens
@@ -94,12 +95,12 @@ _LOGITS = 2**22
 
 
 def _claim(ledger: Ledger, measure: str, *origins: Origin, **settings: Any) -> Claim:
-    """Prove the norms of the parts of one weight that belong to heads, or of products of such parts of two weights."""
+    """Prove the norms of one weight's parts, one for each head, or of the products of two weights' parts."""
     names, transposed = zip(*(weight_of(each.linear) for each in origins), strict=True)
     parts = [each.parts for each in origins]
-    own = {"parts": parts, "transposed": list(transposed)} if len(origins) > 1 else {"parts": parts[0]}
-    own |= {"transposed": True} if transposed == (True,) else {}
-    return ledger.prove(measure, *(ledger.used[name] for name in names), **settings, **own)
+    cut = {"parts": parts, "transposed": list(transposed)} if len(origins) > 1 else {"parts": parts[0]}
+    cut |= {"transposed": True} if transposed == (True,) else {}
+    return ledger.prove(measure, *(ledger.used[name] for name in names), **settings, **cut)
 
 
 @operation("aten.softmax.int", "aten._softmax.default", "aten._safe_softmax.default", family="softmax")
@@ -121,11 +122,10 @@ def log_softmax(ledger: Ledger, x: Value, dim: int, *_: Any, **keywords: Any) ->
 
 @operation("aten.logsumexp.default")
 def logsumexp(ledger: Ledger, x: Value, dim: Any, keepdim: bool = False, *, counts: Any = None) -> Value:
-    """`log(sum(exp(x)))` over some axes of n entries, or of as many as `counts` says for each line.
+    """`log(sum(exp(x)))` over some axes with n entries together; `counts` gives each line a number of entries instead.
 
-    Its gradient is a softmax, whose norm is at most 1; and `logsumexp(x) - log n` lies between the least and the
-    largest entry. So it is a contraction, to which `log n` is added: of each line its own, since the difference of two
-    lines holds that of their logarithms.
+    Its gradient is a softmax, whose norm is at most 1, and `logsumexp(x) - log n` lies between the smallest and the
+    largest entry. So it is a contraction plus `log n`, where n differs between lines if `counts` does.
     """
     dims = axes_of(x, dim)
     kept = [1 if axis in dims else size for axis, size in enumerate(x.shape)]

@@ -1,7 +1,7 @@
 """Bounds of convolutions and transposed convolutions with stored kernels.
 
-The bound is in the Euclidean norm of whole samples, or in that of single pixels where every pixel of the input has a
-bound of its own.
+The bound is in the Euclidean norm of whole samples; if each pixel of the input has a separate bound, in the norm of
+single pixels.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 def of_images(bound: Callable[..., Value]) -> Callable[..., Value]:
-    """The bound of an operation on batches of images with a stored kernel, also for one image without such an axis."""
+    """Extend the bound of an operation on batches of images to one image without a batch axis."""
 
     @wraps(bound)
     def of_any(ledger: Ledger, x: Value, weight: Stored, *settings: Any, **named: Any) -> Value:
@@ -53,10 +53,10 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Value:
-    """A convolution of an image x, `(batch, channels, *pixels)`, or of one without the axis of the batch.
+    """A convolution of images `(batch, channels, *pixels)`, or of one image without the batch axis.
 
-    Zero padding becomes a row of its own. Circular padding arrives as an image whose ends repeat its beginning; it is
-    found, and the convolution is then bounded as a circular one, without the repeated pixels.
+    Zero padding becomes a separate row. Circular padding arrives as an image whose end repeats its beginning; such
+    images are recognised, and the convolution is bounded as a circular one of the image without the repeated pixels.
     """
     count = weight.tensor.ndim - 2
     stride, dilation, kernel = each_axis(stride, count), each_axis(dilation, count), list(weight.tensor.shape[2:])
@@ -74,7 +74,7 @@ def convolution(
     settings: dict[str, Any] = {"groups": groups}
     inner, channels = set(inner_axes(x)), weight.tensor.shape[0]
     constants: dict[str, Any] = {"stride": stride, "dilation": dilation, "groups": groups}
-    if not inner.intersection(range(2, count + 2)):  # no group has several pixels
+    if not inner.intersection(range(2, count + 2)):  # each pixel has a separate bound
         measure, axes = "taps", [1]
     else:
         measure, axes = "convolution", list(range(1, count + 2))

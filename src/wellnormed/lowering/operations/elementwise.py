@@ -54,7 +54,7 @@ def multiply(ledger: Ledger, a: Operand, b: Operand) -> Value:
     """`a b`, where one factor may be a number or a stored tensor. An unknown parameter is bounded as in `add`."""
     if not isinstance(a, Value):
         a, b = b, a
-    assert isinstance(a, Value)  # a bound is asked for only if a factor depends on the input
+    assert isinstance(a, Value)  # the walk bounds only products with a factor that depends on the input
     if ledger.unknown(b):
         return _scaled(ledger, a, b)
     return _product(ledger, a, b) if isinstance(b, Value) else moves.times(ledger, a, b)
@@ -83,7 +83,7 @@ def divide(ledger: Ledger, a: Operand, b: Operand) -> Value:
     """`a / b`, where b is a number or a stored tensor."""
     if not isinstance(a, Value) or isinstance(b, Value):
         raise ledger.refuse(
-            "its divisor depends on the input, or on weights of which a norm alone is known, and may come near 0; "
+            "its divisor depends on the input, or on weights of which only a norm is known, and may come near 0; "
             "divide by a constant, or x by its own norm plus a positive number"
         )
     return moves.times(ledger, a, b, divide=True)
@@ -100,8 +100,8 @@ def _scaled(ledger: Ledger, x: Value, factors: Any) -> Value:
 def _shifted(ledger: Ledger, x: Value, shift: Any) -> Value:
     """The sum with a parameter whose entries are unknown, bounded by the promise of its constraint.
 
-    The bound uses the norms of whole rows where the groups of the result contain them, and the largest absolute entry
-    otherwise.
+    The bound uses the norm of the parameter's rows if the groups of the result contain whole rows, and the largest
+    absolute entry otherwise.
     """
     x = moves.spread(ledger, x, np.broadcast_shapes(x.shape, tuple(shift.tensor.shape)))
     parameter, axes, sizes = ledger.unknown(shift), inner_axes(x), shift.tensor.shape

@@ -1,4 +1,4 @@
-"""Bounds of products of matrices, and of what they express: convex potentials, sums, means and margins.
+"""Bounds of matrix products, and of operations that are matrix products: convex potentials, sums, means and margins.
 
 A stored matrix may act on the last axis of a value (`linear`) or on the last axis but one (`average`).
 """
@@ -26,7 +26,8 @@ aten = torch.ops.aten
 def linear(ledger: Ledger, x: Any, weight: Stored | Value, bias: Any = None) -> Value:
     """`W x + b` along the last axis, `(*, inputs)` -> `(*, outputs)`, with W `(outputs, inputs)`.
 
-    Of a weight that depends on the input, or is a share of a weight of which a promise alone is known, it is a product.
+    A weight that depends on the input, or is a multiple of a weight of which only the norm is known, is a `Value`; the
+    operation is then bounded as a product of two values.
     """
     if isinstance(weight, Stored):
         return _apply(ledger, x, weight, bias, transposed=False)
@@ -90,7 +91,7 @@ def _apply(ledger: Ledger, x: Value, weight: Stored, bias: Stored | None, *, tra
 def convex_potential(ledger: Ledger, x: Value, weight: Stored, bias: Stored | None, factor: float) -> Value:
     """`x - factor W^T relu(W x + b)` along the last axis, for a stored matrix W, `(hidden, width)`.
 
-    The bound is lower than the one that follows from the single operations.
+    The bound is lower than the product of the bounds of the single operations.
     """
     if not isinstance(weight, Stored) or weight.tensor.ndim != 2 or isinstance(bias, Value):
         raise ledger.refuse("it needs a stored matrix as its weight, and a bias that does not depend on the input")
@@ -174,11 +175,11 @@ def total(ledger: Ledger, x: Value, dim: Any = None, keepdim: bool = False, **ke
 
 
 def margin(ledger: Ledger, logits: Value) -> Value:
-    """Add a row that bounds the difference of any two logits of one vector, which are the result of a linear map.
+    """Add a row that bounds the difference of any two logits of one vector; a linear map must compute them.
 
     Args:
         ledger: The ledger.
-        logits: `(*, classes)`; all of them may be multiplied by one number after the linear map.
+        logits: The result of a linear map, perhaps times one number, `(*, classes)`.
 
     Returns:
         The bounded differences, as a value of shape `(*, 1)`.
@@ -190,11 +191,11 @@ def margin(ledger: Ledger, logits: Value) -> Value:
     linear = base.inference if isinstance(base, Base) and base.divisible and term.index is base.order else None
     if len(logits.terms) != 1 or linear is None:
         raise ledger.refuse(
-            "its result comes from no linear map, or is rounded after it, so that differences of its entries have no "
-            "bound of their own"
+            "its result is not that of a linear map, or is rounded after it, so the differences of its entries have "
+            "no separate bound"
         )
     if term.factor is not None and term.factor.size > 1:
-        raise ledger.refuse("the entries of its result have factors of their own; multiply all by one number")
+        raise ledger.refuse("the entries of its result are multiplied by different factors; multiply all by one number")
     (weight, transposed), (x,), rows = weight_of(linear), linear.inputs, base.shape[-1]
     if rows**2 * x.shape[-1] > _MOST_DIFFERENCES:
         raise ledger.refuse(f"all pairs of {rows} outputs take too long; leave margins out")

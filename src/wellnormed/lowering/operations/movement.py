@@ -42,7 +42,7 @@ _SEVERAL_RESULTS = {
     "indices": "tensor_split",
     "int": "unbind",
 }
-"""For operations of one kind: name of an overload -> the operations that have it."""
+"""Name of an overload -> the operations with this overload; one table for each way to bound them."""
 _IDENTITIES = "clone contiguous alias detach lift_fresh_copy lift_fresh positive type_as _to_copy"
 
 
@@ -58,7 +58,7 @@ def _plain(argument: Any) -> Any:
 def _moving(target: Any, like_another: bool = False) -> Callable[..., Value | Stored]:
     def move(ledger: Ledger, x: Value | Stored, *arguments: Any, **keywords: Any) -> Value | Stored:
         arguments, keywords = _plain(arguments), {key: _plain(each) for key, each in keywords.items()}
-        if not isinstance(x, Value) and like_another:  # of the other tensor, it takes the shape alone
+        if not isinstance(x, Value) and like_another:  # only the shape of the other tensor matters
             ledger.require_known(x)
             return ledger.computed(ledger.name, target(x.tensor, *arguments, **keywords))
         if not isinstance(x, Value):
@@ -80,12 +80,12 @@ def _parting(target: Callable[..., Any]) -> Callable[..., list[Value]]:
 
 
 def _nearest(target: Callable[..., Any]) -> Callable[..., Value]:
-    """As `_moving`, for operations that compute in the precision of their input where an entry comes from."""
+    """As `_moving`, for operations that compute the position of a source entry in their input's precision."""
 
     def move(ledger: Ledger, x: Value, *arguments: Any, **keywords: Any) -> Value:
         dtype = torch.promote_types(ledger.dtype, torch.float32)
 
-        def moved(positions: Tensor) -> Tensor:  # in two parts, which float32 holds
+        def moved(positions: Tensor) -> Tensor:  # split in two parts that float32 represents exactly
             low, high = (
                 target(each.to(dtype), *arguments, **keywords) for each in (positions % 2**20, positions // 2**20)
             )
@@ -117,9 +117,9 @@ for _name in ("embedding", "index", "index_select", "gather", "take", "take_alon
 @operation(*(f"aten.{name}.default" for name in _IDENTITIES.split()), kind="copy")
 @operation(*(f"aten.to.{kind}" for kind in ("dtype", "device", "dtype_layout", "other")), kind="copy")
 def identity(ledger: Ledger, x: Value | Stored, *arguments: Any, **keywords: Any) -> Value | Stored:
-    """The entries as they are. The walk adds the rows of rounding, and refuses dtypes but floats of 16 bits or more.
+    """The entries unchanged. The walk adds rows for rounding, and refuses all dtypes but floats of 16 bits or more.
 
-    A stored tensor, which takes the dtype of a value, is converted.
+    A stored tensor, as in `stored.type_as(value)`, is converted.
     """
     return _converted(ledger, x) if isinstance(x, Stored) else x
 
@@ -190,7 +190,7 @@ def _converted(ledger: Ledger, source: Stored) -> Stored:
 
 
 def written(ledger: Ledger, source: Value | Stored | float) -> Value:
-    """What is written into another tensor. If it is stored or a number, it takes the dtype of the result."""
+    """The source of a write as a value; stored tensors and numbers are converted to the dtype of the result."""
     if isinstance(source, Value):
         return source
     return as_value(ledger, _converted(ledger, source) if isinstance(source, Stored) else ledger.in_dtype(source))
@@ -242,7 +242,7 @@ def where(ledger: Ledger, mask: Stored, x: Any, y: Any) -> Value:
 
 
 def as_value(ledger: Ledger, x: Value | Stored | float) -> Value:
-    """Return x as a value. A stored tensor or a number gets a row for this."""
+    """Return x as a value; a stored tensor or a number gets a row."""
     if isinstance(x, Value):
         return x
     return ledger.constant(x) if isinstance(x, Stored) else number(ledger, x)

@@ -114,7 +114,7 @@ def _with_statistics(
     ledger: Ledger, x: Value, weight: Any, bias: Any, mean: Stored, variance: Stored, eps: float
 ) -> Value:
     unit = torch.finfo(torch.float64).eps / 2
-    # two roundings below, so that the rounded scale is no less than the exact one
+    # rounded down twice, so that the scale, which divides by it, is not below the exact one
     deviation = (variance.tensor.detach().double() + eps).sqrt() * (1 - 4 * unit)
     if ledger.unknown(weight) or ledger.unknown(bias):
         normal = _with_statistics(ledger, x, None, None, mean, variance, eps)
@@ -123,7 +123,7 @@ def _with_statistics(
     offset = torch.zeros(()) if bias is None else bias.tensor.detach().double()
     moved = mean.tensor.detach().double() * scale
     shift = offset - moved
-    shift = shift + torch.where(shift < 0, -1, 1) * 8 * unit * (moved.abs() + offset.abs())  # no less in size either
+    shift = shift + torch.where(shift < 0, -1, 1) * 8 * unit * (moved.abs() + offset.abs())  # nor the shift's size
     stored = (ledger.computed(f"{ledger.name}.{kind}", t) for kind, t in (("scale", scale), ("shift", shift)))
     return _by_channel(ledger, x, *stored)
 
@@ -145,13 +145,13 @@ def project(
     if not radius > 0:
         raise ledger.refuse(f"it divides {radius} by a norm, which is not positive")
     least = most = scale
-    if least is None or most is None:  # a larger ball bounds what lies in it, a smaller one shows what never leaves it
+    if least is None or most is None:  # the larger ball bounds the result, the smaller one decides if x moves
         least, most = (entries / radius / radius * (1 + sign * 2.0**-50) for sign in (-1, 1))
     if not 0 < least <= most < math.inf:
         raise ledger.refuse(f"it multiplies the mean square by {least}, which is not positive and finite")
     with rounding_up():
         idle = all(r * r * Decimal(most) <= entries for r in ledger.bounds(x, dims).radius.flat)
-    if idle:  # no value lies outside the ball, so the result is x, and remains linear in what x is linear in
+    if idle:  # x never leaves the ball, so the result is x, and keeps x's linear origin
         return ledger.move("idle_ball", [x], x.shape, {"scale": float(most), "over": dims})
     constants = {"scale": float(least), "over": dims}
     return ledger.derive("ball", [(x, ledger.vectors(x, dims))], shape=x.shape, constants=constants)
@@ -172,7 +172,7 @@ def euclidean_norm(
     The bounds are `||x| - |y|| <= |x - y|`, and `|x| <= sqrt(n) max_i |x_i|` for n entries.
     """
     if ord != 2:
-        raise ledger.refuse(f"only Euclidean norms of vectors have a bound, not that of order {ord}")
+        raise ledger.refuse(f"only Euclidean norms of vectors have a bound, not norms of order {ord}")
     dims = axes_of(x, dim)
     kept = [1 if axis in dims else size for axis, size in enumerate(x.shape)]
     growth = math.nextafter(math.sqrt(math.prod(x.shape[d] for d in dims)), math.inf)
@@ -184,7 +184,7 @@ def euclidean_norm(
 def to_unit(
     ledger: Ledger, x: Value, dims: Sequence[int] | int | None, eps: float, share: float = 1.0, *, squared: bool = False
 ) -> Value:
-    """`x / max(|x|, eps)`, `x / (share |x| + eps)`, or if `squared` `x / sqrt(share^2 |x|^2 + eps)`, over some axes."""
+    """`x / max(|x|, eps)`, `x / (share |x| + eps)`, or `x / sqrt(share^2 |x|^2 + eps)` if `squared`, over some axes."""
     if not (eps > 0 and share > 0):
         raise ledger.refuse(f"eps={eps} lets it divide by numbers near 0; pass a positive eps")
     dims, floor = axes_of(x, dims), math.sqrt(eps) if squared else float(eps)
@@ -218,7 +218,7 @@ def hypotenuse(ledger: Ledger, a: Any, b: Any) -> Value:
 
 
 def smooth_norm(ledger: Ledger, x: Value, dims: Any, keepdim: bool, eps: float, mean: bool = False) -> Value:
-    """`sqrt(|x|^2 + eps)` over some axes, or with the mean square: at most `sqrt(eps)` more than a contraction of x."""
+    """`sqrt(|x|^2 + eps)`, or `sqrt(mean(x^2) + eps)`, over some axes: a contraction of x plus at most `sqrt(eps)`."""
     if eps < 0:
         raise ledger.refuse(f"it adds {eps} below a root; add a positive number")
     norm = euclidean_norm(ledger, x, 2, dims, keepdim)
@@ -232,10 +232,9 @@ def smooth_norm(ledger: Ledger, x: Value, dims: Any, keepdim: bool, eps: float, 
 def deviation(
     ledger: Ledger, x: Value, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: Any = None
 ) -> Value:
-    """The standard deviation over some axes of n entries, the norm of what is left of x without its mean over a root.
+    """The standard deviation over some axes with n entries together: `|x - mean(x)| / sqrt(n - correction)`.
 
-    It is `1 / sqrt(n - correction)`-Lipschitz, also where all entries are equal: there it has no derivative, as a norm
-    has none at 0.
+    It is `1 / sqrt(n - correction)`-Lipschitz, also at equal entries, where, like a norm at 0, it has no derivative.
     """
     dims = axes_of(x, dim)
     freedom = _freedom(ledger, x, dims, unbiased if correction is None else correction)

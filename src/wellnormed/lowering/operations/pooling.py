@@ -56,7 +56,7 @@ def average_pool(
     )
 
 
-for _count in (1, 2, 3):  # a list of one entry stands for all axes, and images may have no batch: only the name is sure
+for _count in (1, 2, 3):  # only the name tells the number of axes: settings may have one entry, and images no batch
     operation(f"aten.avg_pool{_count}d.default", kind="affine")(partial(average_pool, _count))
 
 
@@ -65,7 +65,7 @@ _ADAPTIVE = [f"aten.adaptive_avg_pool{n}d.default" for n in (1, 2, 3)]
 
 @operation(*_ADAPTIVE, kind="affine")
 def adaptive_average_pool(ledger: Ledger, x: Value, size: Sequence[int]) -> Value:
-    """Means over windows that together cover the image, `size` of them along the last axes."""
+    """Means over windows that together cover the image; `size` is the number of windows along each of the last axes."""
     return along_axes(ledger, x, [lambda t, n=n: aten.adaptive_avg_pool1d(t, [n]) for n in size])
 
 
@@ -102,7 +102,7 @@ def _interpolating(along: Along) -> Callable[..., Value]:
 
 
 def _cubic(t: Tensor, size: list[int] | None, align_corners: bool, factors: list[float] | None) -> Tensor:
-    """Cubic interpolation, which torch has for two axes; the other one has a single entry."""
+    """Cubic interpolation along one axis, by torch's operation for two axes, the first of size 1."""
     ends, by = size and [1, *size], factors and [1.0, *factors]
     return aten.upsample_bicubic2d.vec(t[..., None, :], ends, align_corners, by)[..., 0, :]
 
@@ -115,7 +115,7 @@ operation("aten.upsample_bicubic2d.vec", kind="affine")(_interpolating(_cubic))
 
 @operation("aten.cumsum.default", kind="affine")
 def running_sum(ledger: Ledger, x: Value, dim: int, **keywords: Any) -> Value:
-    """The sums of the first entries along an axis: of one, of two, and so on."""
+    """Cumulative sums along an axis."""
     turned = moves.pick(ledger, x, lambda t: t.movedim(dim, -1))
     return moves.pick(ledger, along_axes(ledger, turned, [lambda t: t.cumsum(-1)]), lambda t: t.movedim(-1, dim))
 
@@ -127,7 +127,7 @@ def sample(ledger: Ledger, x: Value, grid: Any, mode: int, padding: int, align_c
         raise ledger.refuse("its places depend on the input; sample at stored places")
     ledger.require_known(grid)
     count, pixels = len(x.shape) - 2, x.shape[2:]
-    # nearest pixels are those of the dtype that the model rounds in
+    # the nearest pixel depends on the precision in which the model rounds the places
     places = grid.tensor if mode == 1 else grid.tensor.double()
     columns = torch.eye(math.prod(pixels), dtype=places.dtype).reshape(1, -1, *pixels)
     columns = aten.grid_sampler(columns.expand(x.shape[0], *columns.shape[1:]), places, mode, padding, align_corners)

@@ -1,7 +1,7 @@
 """Bounds of operations that add entries at stored positions, as message passing does: sums of moves.
 
-Positions that do not depend on the input make such an operation a matrix, whose entries stay in the value of its
-result: weights of edges, and what is linear before and after, are bounded with it.
+As positions do not depend on the input, such an operation is a stored matrix. The value of the result keeps the
+matrix's entries, so edge weights and linear operations before and after it are bounded jointly with it.
 """
 
 import math
@@ -23,7 +23,7 @@ from wellnormed.proof.value import UNIT, Base, Value
 aten = torch.ops.aten
 
 _TERMS, _ENTRIES, _ADDENDS = 32, 2**24, 2**26
-"""The most terms of a sum that go on as they are, the most entries of a mixture, and the most addends of all sums."""
+"""Limits: the terms of a sum that need no row of their own; the entries of a mixture; the addends of all sums."""
 
 
 def positions(shape: tuple[int, ...]) -> Tensor:
@@ -32,9 +32,9 @@ def positions(shape: tuple[int, ...]) -> Tensor:
 
 
 def sources_of(places: Tensor, count: int) -> Tensor:
-    """For each of `count` positions, the flat positions of all entries of `places` that name it: a matrix.
+    """For each of `count` positions, the flat positions of all entries of `places` that equal it, `(count, most)`.
 
-    Rows with fewer than the most end with -1; entries of `places` that are -1 name nothing.
+    Shorter rows are filled up with -1; entries of `places` that are -1 count for no position.
 
     Example:
         >>> sources_of(torch.tensor([2, 0, 2, -1]), 3)
@@ -60,27 +60,27 @@ def taken(ledger: Ledger, x: Value, sources: Tensor) -> Value:
 
 
 def scattered(ledger: Ledger, x: Value, places: Tensor, shape: tuple[int, ...]) -> Value:
-    """A tensor of zeros to which every entry of x is added at a flat position, of the shape of x; -1 leaves it out."""
+    """Add every entry of x to zeros of this shape, at the flat position in `places`; -1 leaves an entry out."""
     sources, sums = sources_of(places, math.prod(shape)).reshape(*shape, -1), []
     for some in sources.split(_TERMS, -1):
         part = moves.add(ledger, [taken(ledger, x, column) for column in some.unbind(-1)])
-        if sources.shape[-1] > _TERMS:  # a row that says nothing but that its sums are one tensor
+        if sources.shape[-1] > _TERMS:  # an identity row, whose result is one term
             part = ledger.derive("contraction", [(part, inner_axes(part))], shape=shape)
         sums.append(part)
     return mixed(ledger, x, places, moves.add(ledger, sums))
 
 
 def mixed(ledger: Ledger, x: Value, places: Tensor, total: Value) -> Value:
-    """The sums of all entries of x that go to one position, bounded anew if softmax weights multiply these entries.
+    """Sums of the entries of x that go to one position; bounded as attention if the entries have softmax weights.
 
     If the weights of each sum are different entries of one line of a softmax, the sum is attention: its keys are the
-    logits of that line, of width 1, and its query is 1. So it is no longer than the longest value.
+    logits of that line, of width 1, and its query is 1. So its norm is at most that of the longest value.
 
     Args:
         ledger: The ledger.
         x: The entries.
         places: Flat positions in the result, of the shape of x.
-        total: The sums, bounded as such.
+        total: The same sums, bounded as plain sums; returned if they are not attention or this bound is lower.
     """
     if (product := _only_term(x, "product")) is None:
         return total
@@ -96,13 +96,13 @@ def mixed(ledger: Ledger, x: Value, places: Tensor, total: Value) -> Value:
         chosen = chosen.reshape(-1, width, at.shape[-1])[:, 0]
         sums, addends = (chosen >= 0).nonzero(as_tuple=True)
         line, place = chosen // (inner * n) * inner + chosen % inner, chosen // inner % n
-        own = torch.where(chosen >= 0, line, 0).max(-1).values
+        line_of_sum = torch.where(chosen >= 0, line, 0).max(-1).values
         if len(chosen) * n * width > _ENTRIES:
             continue
         times = torch.zeros(len(chosen), n).index_put_((sums, place[sums, addends]), torch.ones(()), accumulate=True)
-        if bool((line != own[:, None])[sums, addends].any()) or times.max() > 1:
+        if bool((line != line_of_sum[:, None])[sums, addends].any()) or times.max() > 1:
             continue
-        keys = (own // inner * inner * n + own % inner)[:, None] + inner * torch.arange(n)
+        keys = (line_of_sum // inner * inner * n + line_of_sum % inner)[:, None] + inner * torch.arange(n)
         values = torch.full((len(keys), n, width), -1)
         values[sums, place[sums, addends]] = added.reshape(len(keys), width, -1)[sums, :, addends]
         query = moves.spread(ledger, moves.number(ledger, 1.0), (len(keys), 1, 1))
@@ -118,7 +118,7 @@ def mixed(ledger: Ledger, x: Value, places: Tensor, total: Value) -> Value:
 
 
 def _only_term(x: Value, operation: str) -> Any:
-    """The only term of a value, if it moves and scales the result of such a row, by one number."""
+    """The only term of a value, if it is the result of a row of this operation, moved and scaled by one number."""
     term = x.terms[0] if len(x.terms) == 1 else None
     if term is None or not isinstance(term.base, Base) or (term.factor is not None and term.factor.size > 1):
         return None
@@ -135,7 +135,7 @@ def _shape(x: Value | Stored) -> tuple[int, ...]:
 
 
 def _onto(ledger: Ledger, x: Value | Stored, added: Value) -> Value:
-    """The sum with the tensor that is added to, which mostly holds zeros."""
+    """The sum of `added` and x, which is mostly a stored tensor of zeros, and then needs no row."""
     return added if isinstance(x, Stored) and not bool(x.tensor.any()) else add(ledger, added, x)
 
 
@@ -163,7 +163,7 @@ def scatter_reduce(
         if reduce == "mean":
             divisors = ledger.computed(f"{ledger.name}.counts", (counts + include_self).clamp(min=1).double())
             result = moves.times(ledger, result, divisors, divide=True)
-    else:  # what is missing is zeros here and infinite there, so these are the lines of no other operation
+    else:  # missing entries are zeros here and infinite in torch, so the sorted lines are not shared
         lines = taken(ledger, source, sources_of(places, math.prod(shape)).reshape(*shape, -1))
         end = -1 if reduce == "amax" else 0
         result = moves.pick(ledger, in_order(ledger, lines, len(shape)), lambda t: t[..., end])
@@ -183,14 +183,14 @@ def index_put(ledger: Ledger, x: Any, indices: Any, values: Any, accumulate: boo
     if accumulate:
         return _onto(ledger, x, added)
     if places.unique().numel() < places.numel():
-        raise ledger.refuse("it writes to one place twice, in an order that is not defined; use each position once")
+        raise ledger.refuse("it writes to one place twice, in an undefined order; use each position once")
     written = torch.isin(positions(_shape(x)), places)
     return where(ledger, ledger.computed(f"{ledger.name}.written", written), added, x)
 
 
 @operation("aten.col2im.default")
 def fold(ledger: Ledger, x: Value, size: Any, kernel: Any, *settings: Any) -> Value:
-    """Windows added up to an image, `torch.nn.functional.fold`: the adjoint of the move that cuts windows out of it."""
+    """Add up windows to an image, `torch.nn.functional.fold`: the adjoint of cutting windows out of an image."""
     image = (*x.shape[:-2], x.shape[-2] // math.prod(kernel), *size)
     places = aten.im2col.default(positions(image).double() + 1, kernel, *settings).long() - 1  # -1 in the padding
     return scattered(ledger, x, places, image)

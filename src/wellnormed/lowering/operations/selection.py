@@ -19,11 +19,11 @@ from wellnormed.proof.value import Base, Value
 
 
 def ordered(ledger: Ledger, x: Value, dim: int) -> Value:
-    """Sort every line along an axis in rising order. The largest and the least entry of a line are its last and first.
+    """Sort every line along an axis in ascending order; maxima and minima are then its last and first entries.
 
-    Sorting disjoint lines of one group is 1-Lipschitz as a whole. So if the same lines, or their negatives, were sorted
-    before, anywhere in the model, their entries are taken from that result. For example, the maximum and the minimum of
-    the same pairs are then parts of one contraction.
+    Sorting disjoint lines of one group is 1-Lipschitz as a whole. So if the model has sorted the same lines, or their
+    negatives, before, the entries are taken from that result. For example, the maximum and the minimum of the same
+    pairs are then parts of one contraction.
     """
     dim %= len(x.shape)
     rest = [size for axis, size in enumerate(x.shape) if axis != dim]
@@ -44,7 +44,7 @@ def ordered(ledger: Ledger, x: Value, dim: int) -> Value:
 
 
 def in_order(ledger: Ledger, x: Value, dim: int) -> Value:
-    """Sort every line along an axis, which is counted from the first. The result is shared with no other operation."""
+    """Sort every line along the axis `dim >= 0`. In contrast to `ordered`, the result is not shared."""
     return ledger.derive("contraction", [(x, {dim, *inner_axes(x)})], shape=x.shape)
 
 
@@ -65,10 +65,10 @@ def _same_lines(x: Value, dim: int, known: Value, along: int, sign: int) -> Tens
     addends = np.concatenate([_addends(x, dim, 1, most), _addends(known, along, sign, most)])
     entries = _number(addends.reshape(-1, 3)).reshape(-1, most)
     lines = _number(np.sort(_number(np.sort(entries)).reshape(-1, n)))
-    own, other = np.split(lines, [math.prod(x.shape) // n])
+    of_x, of_known = np.split(lines, [math.prod(x.shape) // n])
     number = np.full(len(lines), -1)
-    number[other] = np.arange(len(other))
-    return None if (number[own] < 0).any() else torch.from_numpy(number[own])
+    number[of_known] = np.arange(len(of_known))
+    return None if (number[of_x] < 0).any() else torch.from_numpy(number[of_x])
 
 
 def _addends(value: Value, dim: int, sign: int, most: int) -> np.ndarray:
@@ -79,7 +79,7 @@ def _addends(value: Value, dim: int, sign: int, most: int) -> np.ndarray:
         index = term.index
         factor = np.broadcast_to(sign * (1.0 if term.factor is None else term.factor), shape)
         base = np.full(shape, id(term.base))
-        if not isinstance(term.base, Base):  # a constant is known by its content and its sign
+        if not isinstance(term.base, Base):  # constants are identified by content and sign
             content = term.base[index] * np.sign(factor) + 0.0
             base, factor = np.zeros_like(index), np.where(content == 0, 1.0, abs(factor))
             addend = np.stack([base, content.view(np.int64), np.ascontiguousarray(factor).view(np.int64)], -1)
@@ -163,7 +163,7 @@ def larger(ledger: Ledger, a: Any, b: Any, lesser: bool = False) -> Value:
 
 
 def paired(ledger: Ledger, a: Any, b: Any) -> Value:
-    """Two tensors, whose shapes broadcast, along a new last axis of two entries; the same value for both orders."""
+    """Stack two tensors, whose shapes broadcast, along a new last axis; (a, b) and (b, a) give the same value."""
     a, b = written(ledger, a), written(ledger, b)
     first, second = sorted((a, b), key=lambda each: each.name)
     if (first.name, second.name) not in ledger.pairs:
@@ -174,7 +174,7 @@ def paired(ledger: Ledger, a: Any, b: Any) -> Value:
 
 @operation("aten.clamp.Tensor")
 def clamp(ledger: Ledger, x: Any, min: Any = None, max: Any = None) -> Value:
-    """The larger of x and one tensor, and then the lesser of this and another."""
+    """`minimum(maximum(x, min), max)`, where either limit may be a tensor or None."""
     for limit, lesser in ((min, False), (max, True)):
         x = x if limit is None else larger(ledger, x, limit, lesser)
     return x
@@ -194,13 +194,13 @@ def max_pool(
     dilation: Any = 1,
     ceil: bool = False,
 ) -> Value:
-    """The maximum over windows of the last `count` axes. Their entries are copied to an axis of their own first."""
+    """The maximum over windows of the last `count` axes, as sorted lines with the entries of one window each."""
     settings = settings_of(count, kernel, stride, padding, dilation)
-    held = windows(torch.ones(1, *x.shape[-count:]), *settings, ceil=ceil)
-    if not bool(held.any(-1).all()):
+    inside = windows(torch.ones(1, *x.shape[-count:]), *settings, ceil=ceil)
+    if not bool(inside.any(-1).all()):
         raise ledger.refuse("a window lies in the padding alone, so that its maximum is -infinity; pad less")
     lines = moves.pick(ledger, x, lambda t: windows(t, *settings, ceil=ceil))
-    if not bool(held.all()):  # padding is zeros here and -infinity there, so these are the lines of no other operation
+    if not bool(inside.all()):  # padding is zeros here and -infinity in torch, so the sorted lines are not shared
         return moves.pick(ledger, in_order(ledger, lines, len(lines.shape) - 1), lambda t: t[..., -1])
     return largest(ledger, lines, -1)
 
@@ -210,7 +210,7 @@ def max_pool_with_indices(count: int, ledger: Ledger, x: Value, *settings: Any) 
     return [max_pool(count, ledger, x, *settings), None]
 
 
-for _count in (1, 2, 3):  # a list of one entry stands for all axes, and images may have no batch: only the name is sure
+for _count in (1, 2, 3):  # only the name tells the number of axes: settings may have one entry, and images no batch
     operation(f"aten.max_pool{_count}d.default")(partial(max_pool, _count))
     operation(f"aten.max_pool{_count}d_with_indices.default")(partial(max_pool_with_indices, _count))
 
@@ -246,14 +246,14 @@ def windows(
         stride: Distance between two windows along each axis.
         padding: Number of zeros at both ends of each axis.
         dilation: Distance between two entries of a window along each axis.
-        ceil: Whether a last window counts that begins before the padding at the end, and reaches beyond it.
+        ceil: Whether there is a last window that begins before the padding at the end and reaches beyond it.
 
     Returns:
         `(*batch, *windows, entries of a window)`.
     """
     count, ends = len(kernel), list(padding)
     for axis, (n, k, s, p, d) in enumerate(zip(t.shape[-count:], kernel, stride, padding, dilation, strict=True)):
-        reach, last = d * (k - 1) + 1, -(-(n + 2 * p - d * (k - 1) - 1) // s) * s  # where the last window begins
+        reach, last = d * (k - 1) + 1, -(-(n + 2 * p - d * (k - 1) - 1) // s) * s  # last: the start of the last window
         last -= s if last >= n + p else 0
         ends[axis] += max(0, last + reach - n - 2 * p) if ceil else 0
     t = F.pad(t, [p for each in zip(reversed(padding), reversed(ends), strict=True) for p in each])
@@ -265,14 +265,14 @@ def windows(
 def _refused(ledger: Ledger, *arguments: Any, **keywords: Any) -> Value:
     raise ledger.refuse(
         "it is not continuous: a change of the input, however small, can move its result by a fixed amount; use a soft "
-        "form, such as softmax in the place of top-k, or a straight line in the place of a ledger. A function that is "
+        "form, such as softmax in the place of top-k, or a straight line in the place of a step. A function that is "
         "written with comparisons is certified if it is called by its name, such as torch.nn.functional.leaky_relu"
     )
 
 
 @operation("aten.nan_to_num.default")
 def nan_to_num(ledger: Ledger, x: Value, *replacements: float | None) -> Value:
-    """The identity: a certificate is of finite numbers."""
+    """The identity, since certificates hold for finite numbers."""
     return x
 
 

@@ -14,7 +14,7 @@ from wellnormed.proof.value import Value
 
 
 def source(ledger: Ledger, shape: Sequence[int], name: str, dtype: torch.dtype = torch.float32) -> Value:
-    """Add the row of an input, which stands for every value of the domain.
+    """Add the row of an input, a variable whose values are the domain.
 
     Args:
         ledger: The ledger, which knows the domain.
@@ -38,9 +38,9 @@ def _constants(ledger: Ledger, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def embedding(ledger: Ledger, weight: Stored, tokens: Sequence[int]) -> Value:
-    """Add the row of the vectors that an embedding looks up.
+    """Add the row of the vectors that an embedding looks up, variables whose values are the domain.
 
-    They stand for any vectors of the domain, which must contain all rows of the table.
+    The domain must contain all rows of the table.
 
     Args:
         ledger: The ledger.
