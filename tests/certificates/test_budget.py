@@ -392,3 +392,14 @@ def test_a_learned_slope_is_bounded_by_its_cap_of_the_moment():
     assert 2.99 < wn.certify(model, X, within=constraints).lipschitz <= 3
     slope = constraints._within.elasticities({**constraints.caps(), "1.weight": 5.0}, ["1.weight"])
     assert slope["1.weight"] == pytest.approx(1, rel=0.01)
+
+
+def test_running_statistics_that_would_change_are_refused_before_the_step():
+    """torch does not count what a batch norm writes into them."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).eval()
+    optimizer = wn.Scion(model, lr=0.02)
+    wn.constrain(optimizer, lipschitz=5.0, example_input=X)
+    step(model, X, optimizer)
+    model.train()
+    with pytest.raises(ValueError, match="BatchNorm1d changes its running statistics while it trains"):
+        step(model, X, optimizer)

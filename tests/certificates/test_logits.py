@@ -109,7 +109,7 @@ def test_certify_asks_for_caps_of_what_logits_depend_on_and_names_ones_that_cons
     with pytest.raises(UncertifiableError, match="What has no promise") as error:
         wn.certify(model, TOKENS, within=constraints)
     constraints.remove()
-    named = dict(re.findall(r"'([\w.]+)': wn\.(\w+)\(1\.0\)", str(error.value)))
+    named = dict(re.findall(r"'([\w.]+)': wn\.constraints\.(\w+)\(1\.0\)", str(error.value)))
     assert named["table.weight"] == "ColumnCap"
     assert named.keys() == dict(model.named_parameters()).keys() - {"head.weight"}
     constraints = wn.constrain(wn.Scion(model), {"head.weight": wn.HardCap(1.0)} | {

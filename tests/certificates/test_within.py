@@ -244,7 +244,7 @@ def test_a_weight_that_is_trained_without_a_promise_is_refused_and_a_frozen_one_
     model, constraints = half_capped()
     with pytest.raises(
         UncertifiableError,
-        match=r"entries of 1\.weight, .* by wn\.constrain\(optimizer, \{'1\.weight': wn\.SoftCap\(1\.0\)",
+        match=r"entries of 1\.weight, .* by wn\.constrain\(optimizer, \{'1\.weight': wn\.constraints\.SoftCap\(1\.0\)",
     ):
         wn.certify(model, torch.randn(2, 4), within=constraints)
     model[1].weight.requires_grad_(False)
@@ -256,7 +256,8 @@ def test_all_biases_without_a_promise_are_named_with_what_serves_them():
     model, example = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.randn(2, 4)
     optimizer = wn.Scion(model, lr=0.1)
     constraints = wn.constrain(optimizer, {"*": wn.HardCap(3.0)})
-    words = r"constrain\(optimizer, {'0\.bias': wn\.ColumnCap\(1\.0\), '2\.bias': wn\.ColumnCap\(1\.0\)}\)"
+    cap = r"wn\.constraints\.ColumnCap\(1\.0\)"
+    words = rf"constrain\(optimizer, {{'0\.bias': {cap}, '2\.bias': {cap}}}\)"
     with pytest.raises(UncertifiableError, match=words):
         wn.certify(model, example, within=constraints)
     constraints.remove()

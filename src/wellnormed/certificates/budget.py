@@ -120,6 +120,7 @@ class Budget(Constraints):
         return {name: float(cap) for name, cap in self._caps.items()}
 
     def before(self, optimizer: torch.optim.Optimizer, changes: Mapping[str, float]) -> None:
+        _refuse_running_statistics(self._model())
         self._require_fixed(optimizer)
         self._require_proved()
         super().before(optimizer, changes)
@@ -375,15 +376,20 @@ def _require_all(optimizer: torch.optim.Optimizer, model: nn.Module, program: Pr
         )
 
 
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in evaluation mode, on the CPU: itself, or a copy where it lies elsewhere."""
-    for module in model.modules():
+def _refuse_running_statistics(model: nn.Module | None) -> None:
+    """Refuse a model whose layers write statistics that the constant depends on, without torch counting the writes."""
+    for module in () if model is None else model.modules():
         if module.training and getattr(module, "running_mean", None) is not None:
             raise ValueError(
                 f"constrain: {type(module).__name__} changes its running statistics while it trains, on which the "
                 "constant depends; call eval() on it, and keep it there, or take a layer without them"
             )
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[nn.Module]:
+    """The model in evaluation mode, on the CPU: itself, or a copy where it lies elsewhere."""
+    _refuse_running_statistics(model)
     if any(each.device.type != "cpu" for each in (*model.parameters(), *model.buffers())):
         yield copy.deepcopy(model).cpu().eval()
         return

@@ -179,8 +179,11 @@ def certificate_of(walk: Walk, program: Program | None = None, comparison: Compa
 def refused(error: UncertifiableError, model: nn.Module, names: list[str]) -> UncertifiableError:
     """The error with a remedy: a call of `constrain` for those of the named parameters that have a norm."""
     norms = {name: a.norm for a in assign_norms(model) for name in (a.name, *a.aliases) if a.norm is not None}
-    pairs = ", ".join(f"{name!r}: wn.{serving(norms[name])}(1.0)" for name in names if name in norms)
-    return UncertifiableError(f"{error}. What has no promise may have one by wn.constrain(optimizer, {{{pairs}}})")
+    pairs = ", ".join(f"{name!r}: wn.constraints.{serving(norms[name])}(1.0)" for name in names if name in norms)
+    return UncertifiableError(
+        f"{error}. What has no promise may have one by wn.constrain(optimizer, {{{pairs}}}), with the other "
+        "constraints beside them, after remove()"
+    )
 
 
 def _of_logits(

@@ -39,6 +39,8 @@ def table(certificate: "Certificate") -> str:
     ]
     if certificate.promises:
         lines.append(f"for every weight within these caps: {'; '.join(map(str, certificate.promises))}")
+        if certificate.tensors:
+            lines.append(f"and for these values as they are: {', '.join(map(word, certificate.tensors))}")
     lines += [f"rounds: {_conversions(rows, dtype)}" for dtype, rows in certificate.rounds.items()]
     if (logit := certificate.largest_logit) is not None:
         lines.append(f"largest attention logit, proved: {short(logit.exact)}")
