@@ -185,7 +185,7 @@ def test_a_layer_that_may_do_more_than_a_norm_is_named_and_left(name):
     make, why = LEFT[name]
     layer = make()
     model = nn.Sequential(layer, nn.LayerNorm(4))
-    report = wn.calibrate(model, torch.randn(2, 3, 5, 4))
+    report = wn.calibrate(model, [torch.randn(3, 5, 4)])
     assert model[0] is layer
     assert report.floors.keys() == {"1"}
     (said,) = report.left.values()
@@ -206,7 +206,7 @@ def test_what_gets_no_floor_is_named_with_its_reason():
 
     model = Some()
     statistics = model.batch.running_mean.clone()
-    report = wn.calibrate(model, torch.randn(2, 5, 3, 4, 4))
+    report = wn.calibrate(model, [torch.randn(5, 3, 4, 4)])
     assert report.left == {"unused": "is not reached", "zeros": "gets only vectors near 0"}
     assert [name for name, m in model.named_modules() if isinstance(m, wn.nn.FlooredNorm)] == ["norm"]
     assert torch.equal(model.batch.running_mean, statistics)
@@ -295,6 +295,7 @@ ONE = nn.Sequential(nn.LayerNorm(2))
         ((nn.Sequential(nn.GroupNorm(1, 2)), [torch.zeros(1, 2, 3)]), r"\(0 is of the class GroupNorm"),
         ((nn.LayerNorm(2), [torch.ones(1, 2)]), r"itself a LayerNorm; pass nn.Sequential\(model\)"),
         ((ONE, []), "data is empty"),
+        ((ONE, [torch.full((1, 2), math.nan)]), "0 gets vectors that are not finite"),
         (
             (nn.Sequential(nn.LayerNorm(2)), [(torch.zeros(1, 2), torch.zeros(1))]),
             r"with a batch of data .*x for x, _ in loader",
@@ -307,6 +308,12 @@ ONE = nn.Sequential(nn.LayerNorm(2))
 def test_what_makes_no_sense_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         wn.calibrate(*arguments)
+
+
+def test_a_tensor_is_one_batch():
+    data = 1 + torch.rand(3, 2, 2)
+    found = [wn.calibrate(nn.Sequential(nn.RMSNorm(2)), batches).floors for batches in (data, [data])]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("in_place", [True, False])

@@ -101,10 +101,15 @@ def test_random_transformers(heads: int, settings: dict[str, Any]) -> None:
     assert max(map(len, certificate.attention_logits.values())) == heads
 
 
+BROKEN = nn.Linear(2, 2)
+nn.init.constant_(BROKEN.weight, math.nan)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: certify(nn.Linear(2, 2), torch.full((1, 2), math.nan)), "example_input has entries .* not finite"),
+        (lambda: lower_bound(BROKEN, torch.zeros(1, 2)), "gives NaN: weight has entries that are not finite"),
         (lambda: certify(nn.Identity(), torch.zeros(1, 2), output="y"), "output='y' is nothing that the model returns"),
     ],
 )
@@ -113,11 +118,12 @@ def test_wrong_arguments_are_said(call: Callable[[], object], message: str) -> N
         call()
 
 
-def test_radius_below_the_embedding_is_refused_with_the_remedy() -> None:
+def test_the_domain_of_an_embedding_contains_its_table() -> None:
     model, tokens = nn.Sequential(CappedEmbedding(3, 4)), torch.zeros(1, 2, dtype=torch.long)
     nn.init.constant_(model[0].weight, 2.0)
-    with pytest.raises(ValueError, match=r"radius=1.0 is smaller .* 0.weight.* RMS 2.0.*pass radius=2.0"):
-        certify(model, tokens)
+    assert 2 <= float(certify(model, tokens).input_domain) < 2 + 1e-12
+    constraints = wn.constrain(wn.Scion(model, lr=0.1), {"*": wn.ColumnCap(2.0)})
+    assert certify(model, tokens, within=constraints, radius=2.0).lipschitz == pytest.approx(1, rel=1e-12)
     certificate = certify(model, tokens, radius=2.25)
     assert certificate.lipschitz == pytest.approx(1, rel=1e-12)
     assert "each sample of any batch: all float32 `0.embedding` of shape (1, 2, 4) with" in certificate.domain
@@ -140,6 +146,8 @@ def test_constants_are_read_from_what_is_executed() -> None:
 def test_a_lower_bound_above_the_certificate_is_an_alarm() -> None:
     with pytest.raises(ValueError, match="one is wrong"):
         scaled().with_lower_bound(5.1)
+    with pytest.raises(ValueError, match="value=LowerBound"):
+        scaled().with_lower_bound(lower_bound(nn.Identity(), torch.zeros(1, 2), steps=1))  # type: ignore
 
 
 def test_certificates_print_their_rows() -> None:

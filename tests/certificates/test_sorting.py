@@ -57,6 +57,12 @@ def _least_two_beside_the_largest_two(x):
     ).flatten(1, 2)
 
 
+def _medians_and_ranks(x):
+    lines = x.unflatten(1, (-1, 4))
+    median = torch.div(lines.median(2, keepdim=True).values, 1, rounding_mode=None)
+    return torch.cat([median, *(lines.kthvalue(k, 2)[0][:, :, None] for k in (1, 3, 4))], 2).flatten(1, 2)
+
+
 def _sort_along_the_other_axis(x):
     return x.unflatten(1, (2, -1)).sort(1)[0].reshape(x.shape)
 
@@ -115,7 +121,7 @@ def _clamped(x):
 CONTRACTIONS = [
     _cat_of_halves, _stack_of_neighbours, _view, _view_and_halves, _groups_of_four,
     _sort_along_the_other_axis, _module, _comparison_of_two_kinds, _negated, _extremes, _written_into,
-    _leading_four, _least_two_beside_the_largest_two,
+    _leading_four, _medians_and_ranks, _least_two_beside_the_largest_two,
     _scaled_and_shifted, _permuted, _divided, _halves_of_a_residual,
     _positive_and_negative, _clamped,
 ]  # fmt: skip

@@ -68,7 +68,7 @@ def calibrate(model: nn.Module, data: Iterable[Any], slack: float = 1.05) -> Cal
     Args:
         model: Any module; changed in place.
         data: Batches of inputs, each in the form of a call: a tensor, a tuple of arguments, or a dictionary of
-            keywords. A few hundred samples suffice.
+            keywords; or one batch, a tensor. A few hundred samples suffice.
         slack: Safety factor for other data. Below 1, floors and balls act on some of the data, and the constant is
             smaller.
 
@@ -84,7 +84,7 @@ def calibrate(model: nn.Module, data: Iterable[Any], slack: float = 1.05) -> Cal
         >>> _ = torch.manual_seed(0)
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 2))
         >>> before = wn.certify(model, torch.zeros(1, 8)).lipschitz
-        >>> list(wn.calibrate(model, torch.randn(4, 64, 8)).floors)
+        >>> list(wn.calibrate(model, torch.randn(64, 8)).floors)
         ['1']
         >>> bool(wn.certify(model, torch.zeros(1, 8)).lipschitz < before / 30)
         True
@@ -155,6 +155,8 @@ class _Watched:
             y = y - y.mean(axes, keepdim=True) if self._is_centred() else y
         eps = torch.finfo(x.dtype).eps if eps is None else 0.0 if math.isnan(eps) else eps
         squares = y.square().mean(axes).flatten().cpu()
+        if not bool(squares.isfinite().all()):
+            raise ValueError(f"calibrate: {self.name} gets vectors that are not finite; pass finite data")
         self.sizes.append(squares.sqrt())
         self.counted.append(squares[squares > eps].sqrt())
 
@@ -227,7 +229,7 @@ _NO_LIMIT = 1e18
 def _run(model: nn.Module, data: Iterable[Any]) -> None:
     """Call the model with every batch."""
     is_empty = True
-    for example in data:
+    for example in [data] if isinstance(data, Tensor) else data:
         is_empty = False
         arguments, keywords = arguments_of(example)
         try:

@@ -13,6 +13,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from wellnormed._files import json_text, parse_json, write_atomically
+from wellnormed._inputs import require_numbers
 from wellnormed.certificates import printing
 from wellnormed.certificates.document import ARITHMETIC, FORMAT_VERSION, fields_of, read_computed, row_document
 from wellnormed.certificates.radius import certified_radius
@@ -168,9 +169,9 @@ class Certificate:
 
     @property
     def input_domain(self) -> Domain:
-        """The domain that `certify` was given: the largest RMS of a group, infinity, or the `Box` of the entries."""
+        """The least domain of an input: the largest RMS of a group, infinity, or the `Box` of the entries."""
         domains = [domain_of(row.constants) for row in self.inputs]
-        return next((each for each in domains if isinstance(each, Box)), domains[0])
+        return min(domains, key=lambda each: each.high - each.low if isinstance(each, Box) else each)
 
     @property
     def token_distance(self) -> Bound | None:
@@ -205,6 +206,7 @@ class Certificate:
         Raises:
             ValueError: The value is negative, not finite, or exceeds the bound, so that one of both is wrong.
         """
+        require_numbers("with_lower_bound: ", {"value": value})
         if not 0 <= value < math.inf:
             raise ValueError(f"lower_bound={value} must be finite and not negative")
         if Decimal(value) > self.lipschitz.exact:

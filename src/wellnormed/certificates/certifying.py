@@ -55,7 +55,8 @@ def certify(
     bound of every operation, `Certificate.save` writes a file, and `verify` proves that file again.
 
     The domain contains all inputs whose groups have an RMS of at most `radius`, or whose entries lie in `box`. For
-    integer inputs the certified variable is the embedded vectors. Masks, other integers and arguments that are not
+    integer inputs the certified variable is the embedded vectors, and the domain is widened to contain all rows of the
+    table. Masks, other integers and arguments that are not
     tensors are fixed to the example's values.
 
     The proof holds for the captured program (the graph with its stored tensors, which `wellnormed.export` writes and

@@ -88,6 +88,9 @@ def compare(
         raise BatchError(f"{name} cannot be compared: inputs or rows that it looks up are alike in all samples")
     comparing = _Comparing(program, model, drawn)
     if domain is not None and bool(comparing.expected[: len(drawn)].isnan().any()):
+        for stored, each in program.stored.items():
+            if not bool(each.tensor.isfinite().all()):
+                raise UncertifiableError(f"{name} gives NaN: {stored} has entries that are not finite")
         raise UncertifiableError(
             f"{name} gives NaN at an input of the domain, where a bound says nothing; pass a smaller radius, and let "
             "every row of an attention mask allow at least one token"

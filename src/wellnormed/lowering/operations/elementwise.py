@@ -89,6 +89,14 @@ def divide(ledger: Ledger, a: Operand, b: Operand) -> Value:
     return moves.times(ledger, a, b, divide=True)
 
 
+@operation("aten.div.Tensor_mode", "aten.div.Scalar_mode")
+def divide_and_round(ledger: Ledger, a: Operand, b: Operand, *, rounding_mode: str | None = None) -> Value:
+    """`a / b`, which must not be rounded to an integer."""
+    if rounding_mode is not None:
+        raise ledger.refuse(f"rounding_mode={rounding_mode!r} makes it a step, which is not continuous; leave it out")
+    return divide(ledger, a, b)
+
+
 def _scaled(ledger: Ledger, x: Value, factors: Any) -> Value:
     """The product with a parameter whose entries are unknown, bounded by the promise of its constraint."""
     x, parameter = moves.spread(ledger, x, np.broadcast_shapes(x.shape, factors.tensor.shape)), ledger.unknown(factors)

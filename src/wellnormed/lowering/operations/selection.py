@@ -157,6 +157,19 @@ def leading(ledger: Ledger, x: Value, k: int, dim: int = -1, largest: bool = Tru
     return [moves.pick(ledger, result, lambda t: t.narrow(dim, 0, k)), None]
 
 
+@operation("aten.kthvalue.default")
+def ranked(ledger: Ledger, x: Value, k: int, dim: int = -1, keepdim: bool = False) -> list[Any]:
+    """The k-th smallest entry along an axis. Its position has no bound, and is None."""
+    result = moves.pick(ledger, ordered(ledger, x, dim), lambda t: t.narrow(dim, k - 1, 1))
+    return [result if keepdim else moves.pick(ledger, result, lambda t: t.squeeze(dim)), None]
+
+
+@operation("aten.median.dim")
+def median(ledger: Ledger, x: Value, dim: int, keepdim: bool = False) -> list[Any]:
+    """The middle entry along an axis, the lower one of two."""
+    return ranked(ledger, x, (x.shape[dim] + 1) // 2, dim, keepdim)
+
+
 def larger(ledger: Ledger, a: Any, b: Any, lesser: bool = False) -> Value:
     """The larger (or lesser) of two tensors, entry by entry, as an extreme along a new axis of two entries."""
     return largest(ledger, paired(ledger, a, b), -1, lesser=lesser)

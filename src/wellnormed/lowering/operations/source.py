@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from wellnormed.lowering.ledger import Ledger, Stored
-from wellnormed.program.domain import DTYPES, Box, constants_of, default_axes
+from wellnormed.program.domain import DTYPES, Box, Domain, constants_of, default_axes
 from wellnormed.proof.decimals import float_up, root_down, rounding_up
 from wellnormed.proof.value import Value
 
@@ -27,20 +27,20 @@ def source(ledger: Ledger, shape: Sequence[int], name: str, dtype: torch.dtype =
     """
     if not shape:
         raise ledger.refuse("the input is a single number; pass a batch of vectors")
-    constants = _constants(ledger, dtype)
+    constants = _constants(ledger, ledger.radius, dtype)
     return ledger.derive("input", [], shape=shape, axes=default_axes(shape), constants=constants, name=name)
 
 
-def _constants(ledger: Ledger, dtype: torch.dtype) -> dict[str, Any]:
+def _constants(ledger: Ledger, domain: Domain, dtype: torch.dtype) -> dict[str, Any]:
     if dtype not in DTYPES.values():
         raise ledger.refuse(f"the input is of {dtype}; pass one of {', '.join(DTYPES)}")
-    return constants_of(ledger.radius, dtype)
+    return constants_of(domain, dtype)
 
 
 def embedding(ledger: Ledger, weight: Stored, tokens: Sequence[int]) -> Value:
     """Add the row of the vectors that an embedding looks up, variables whose values are the domain.
 
-    The domain must contain all rows of the table.
+    Their domain is that of the ledger, or the least of its kind that contains all rows of the table.
 
     Args:
         ledger: The ledger.
@@ -48,31 +48,23 @@ def embedding(ledger: Ledger, weight: Stored, tokens: Sequence[int]) -> Value:
         tokens: The shape of the integers; the result has one more axis, of `width` entries.
 
     Raises:
-        UncertifiableError: The table is not a matrix, or has a row outside the domain.
+        UncertifiableError: The table is not a matrix.
     """
     if weight.tensor.ndim != 2:
         raise ledger.refuse(f"the table has {weight.tensor.ndim} axes; only rows of a matrix may be looked up")
     domain, width = ledger.radius, weight.tensor.shape[-1]
     inside = ledger.prove("max_abs" if isinstance(domain, Box) or domain == math.inf else "row_norm", weight)
     (size,) = inside.values
-    if isinstance(domain, Box) and not domain.low <= -size <= size <= domain.high:
-        raise ledger.refuse(
-            f"box=({domain.low}, {domain.high}) leaves out rows of {weight.name}, whose entries reach {size} in size: "
-            f"pass box=({-size}, {size}) or a wider one"
-        )
-    with rounding_up():
-        largest = Decimal(size) / root_down(width)
-    if not isinstance(domain, Box) and largest > Decimal(domain):
-        needed = float_up(largest)
-        raise ledger.refuse(
-            f"radius={domain} is smaller than the largest row of {weight.name}, which has RMS {needed}: pass "
-            f"radius={needed} or more, or cap the embedding's rows"
-        )
+    if isinstance(domain, Box):
+        domain = Box(min(domain.low, -size), max(domain.high, size))
+    else:
+        with rounding_up():
+            domain = max(domain, float_up(Decimal(size) / root_down(width)))
     return ledger.derive(
         "input",
         [],
         shape=(*tokens, width),
         axes=(-1,),
-        constants=_constants(ledger, weight.tensor.dtype),
+        constants=_constants(ledger, domain, weight.tensor.dtype),
         claims=[inside, ledger.prove("diameter", weight)],
     )
