@@ -1,6 +1,7 @@
 """Published optimizers against their own code, or against their formulas."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -45,10 +46,12 @@ def torch_muon_in_float32(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "bfloat16", lambda self: self.clone())
 
 
-@pytest.mark.parametrize("adjust_lr_fn", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("adjust_lr_fn", ["original", "match_rms_adamw", "spectral_unclamped"])
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_muon_is_torch_muon_with_adamw_on_the_rest(torch_muon_in_float32, adjust_lr_fn, nesterov, weight_decay):
+def test_muon_is_torch_muon_with_adamw_on_the_rest(
+    torch_muon_in_float32, monkeypatch, adjust_lr_fn, nesterov, weight_decay
+):
     ours, theirs = Block(), Block()
     muon = wn.Muon(
         wn.assign_norms(ours, recipe="muon"),
@@ -60,8 +63,12 @@ def test_muon_is_torch_muon_with_adamw_on_the_rest(torch_muon_in_float32, adjust
     )
     hidden = [theirs.up.weight, theirs.down.weight]
     rest = [p for p in theirs.parameters() if all(p is not h for h in hidden)]
+    rule = adjust_lr_fn
+    if rule == "spectral_unclamped":  # of torch 2.14; here its formula, so that an older torch takes part
+        monkeypatch.setattr("torch.optim._muon._adjust_lr", lambda lr, _, shape: lr * math.sqrt(shape[0] / shape[1]))
+        rule = None
     peers = [
-        torch.optim.Muon(hidden, lr=0.05, nesterov=nesterov, weight_decay=weight_decay, adjust_lr_fn=adjust_lr_fn),
+        torch.optim.Muon(hidden, lr=0.05, nesterov=nesterov, weight_decay=weight_decay, adjust_lr_fn=rule),
         torch.optim.AdamW(rest, lr=0.01, betas=(0.9, 0.95), weight_decay=0.2),
     ]
     train(ours, [muon])
@@ -173,9 +180,16 @@ def test_modular_descent_refuses_norms_that_do_not_fit():
 
 
 @pytest.mark.parametrize("layer", [nn.Conv2d(16, 16, 3), nn.Conv3d(4, 8, 3), nn.ConvTranspose2d(8, 4, 3)])
-@pytest.mark.parametrize(("rule", "of_adamw"), [("match_rms_adamw", True), ("original", False)])
-def test_named_rules_of_a_kernel_are_those_of_its_matrix(layer, rule, of_adamw):
-    """Of `(outputs, inputs * positions)`, as libraries flatten it: the step's RMS is 0.2 where it has full rank."""
+@pytest.mark.parametrize(
+    ("rule", "length"),
+    [
+        ("match_rms_adamw", lambda ratio, longer: 0.2 * longer**0.5),
+        ("original", lambda ratio, longer: max(1.0, ratio) ** 0.5),
+        ("spectral_unclamped", lambda ratio, longer: ratio**0.5),
+    ],
+)
+def test_named_rules_of_a_kernel_are_those_of_its_matrix(layer, rule, length):
+    """Of `(outputs, inputs * positions)`, as libraries flatten it: all singular values of the step are the length."""
     layer = copy.deepcopy(layer)
     for p in layer.parameters():
         p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(0))
@@ -184,7 +198,7 @@ def test_named_rules_of_a_kernel_are_those_of_its_matrix(layer, rule, of_adamw):
     step = layer.weight.detach() - before
     d_out = layer.out_channels
     d_in = step.numel() // d_out
-    expected = 0.2 if of_adamw else max(1.0, (d_out / d_in) ** 0.5) / max(d_out, d_in) ** 0.5
+    expected = length(d_out / d_in, max(d_out, d_in)) / max(d_out, d_in) ** 0.5
     assert float(step.square().mean().sqrt()) == pytest.approx(expected, rel=0.02)  # of the iteration
 
 

@@ -57,7 +57,8 @@ class Muon(ConditionalGradient):
         lr: Step size in units of each parameter's norm; 0.02 unless given.
         adjust_lr_fn: The unit of a spectral step: None for the assignment's own, `sqrt(d_out / d_in)` (MD);
             "original" for `max(1, sqrt(d_out / d_in))` (Jordan; torch's default), "match_rms_adamw" for
-            `0.2 sqrt(max(d_out, d_in))` (Liu et al., 2025). Constraints and certificates then measure in that unit.
+            `0.2 sqrt(max(d_out, d_in))` (Liu et al., 2025), "spectral_unclamped" for `sqrt(d_out / d_in)` of every
+            matrix (torch from 2.14 on). Constraints and certificates then measure in that unit.
         coefficients: Set of the registry.
 
     Example:
@@ -73,7 +74,7 @@ class Muon(ConditionalGradient):
         params: Params,
         lr: float | None = None,
         *,
-        adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None,
+        adjust_lr_fn: Literal["original", "match_rms_adamw", "spectral_unclamped"] | None = None,
         coefficients: str = "jordan-5",
         **settings: Unpack[EngineSettings],
     ) -> None:
@@ -88,7 +89,10 @@ class Muon(ConditionalGradient):
         return groups, replace(assignment, assigned=tuple(assigned))
 
 
-_UNITS = {None: {}, "original": {"units": "pixels"}, "match_rms_adamw": {"units": "match-rms-adamw"}}
+_UNITS = {
+    None: {}, "original": {"units": "pixels"}, "match_rms_adamw": {"units": "match-rms-adamw"},
+    "spectral_unclamped": {"units": "rms"},
+}  # fmt: skip
 
 
 @spelled_out
