@@ -111,8 +111,10 @@ def test_an_aim_is_judged_where_a_setting_has_it():
     rest = {"seconds_of_training": 60.0, "attacked": [0.97, 0.9, 0.8, 0.6], "contradictions": 0}
     lines = verdicts([{"config": vars(cell), "results": result | rest} for cell in mnist], "cpu")
     judged = [(line.what.split(", ")[2], line.verdict) for line in lines if line.published != "-"]
-    missed = "not reached"
-    assert judged == [("offset 3.2", missed), ("offset 1.2", "reached"), ("offset 1.2", missed), ("offset 3.2", missed)]
+    assert sorted(judged) == [
+        ("offset 1.2", "not reached"), ("offset 1.2", "reached"), ("offset 2.8", "not reached"),
+        ("offset 2.8", "reached"), ("offset 3.2", "not reached"), ("offset 3.2", "not reached"),
+    ]  # fmt: skip
 
 
 def test_distances_are_named_as_in_the_literature():
