@@ -1,6 +1,7 @@
 """One small training, in one process or many: what the tests of this folder run in every process."""
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -136,7 +137,9 @@ class Training:
         return own | (self.constraints.state_dict() if self.constraints else {})
 
 
+@cache
 def mesh_of(layout):
+    """A mesh for the life of the process, as every group of it keeps threads that poll."""
     world = dist.get_world_size()
     if layout == "hsdp":
         return init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("copies", "parts"))
