@@ -228,6 +228,17 @@ def test_an_entry_of_noise_does_not_hide_the_others() -> None:
         capture(Model(function), torch.ones(2, 4))
 
 
+@pytest.mark.parametrize("zeros", [0, 20])
+def test_entries_that_are_zero_are_not_typical(zeros: int) -> None:
+    """Behind a ReLU most are: the first may round here by as much as the others' size explains, with and without."""
+
+    def function(m: Any, x: Tensor) -> Tensor:
+        small = 1e-3 * x[:, :1] + (0.0 if torch.compiler.is_exporting() else 1e-8)
+        return torch.cat([small, x, x.new_zeros(x.shape[0], zeros)], 1)
+
+    assert capture(Model(function), torch.ones(2, 4)).each_sample
+
+
 def test_what_rounding_hides_is_not_said_to_be_compared() -> None:
     def shifted(x: Tensor) -> Tensor:  # by as much as rounding explains
         return x + (1e7 if torch.compiler.is_exporting() else 1e7 + 1)
