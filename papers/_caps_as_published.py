@@ -9,7 +9,7 @@ from torch import Tensor
 from papers.published_matrix import hard_cap, soft_cap_strength_as_published
 from wellnormed.constraints import Hammer
 from wellnormed.constraints.base import TARGET, SpectralConstraint, State
-from wellnormed.matrix import soft_cap, spectral_hammer
+from wellnormed.matrix import soft_cap
 from wellnormed.matrix.leading import Triplet
 
 
@@ -47,7 +47,8 @@ class HammerAsPublished(Hammer):
     """LT's hammer, which also raises a largest singular value below the cap to it, after every step."""
 
     def _moved(self, slices: Tensor, unit: float, triplet: Triplet) -> Tensor:
-        return spectral_hammer(slices, self.cap * TARGET * unit, triplet, as_published=True)
+        change = (self.cap * TARGET * unit - triplet.s.double()).to(slices.dtype)
+        return slices + (change[..., None, None] * triplet.u[..., :, None]) * triplet.v[..., None, :]
 
 
 def hard_cap_equilibrium_as_published() -> float:

@@ -256,5 +256,5 @@ def test_small_singular_values_become_1_and_missing_ones_are_refused():
     x = with_singular_values([1.0, 1e-3, 1e-6], 8, 3)
     torch.testing.assert_close(torch.linalg.svdvals(semi_orthogonal(x)), torch.ones(3), atol=2e-6, rtol=0)
     for missing in (torch.zeros(5, 3), torch.eye(5)[:, :3].roll(1, 1) * torch.tensor([1.0, 0.0, 1.0])):
-        with pytest.raises(ValueError, match="x has no full rank, or nearly so"):
+        with pytest.raises(ValueError, match="x is rank-deficient, or nearly so"):
             semi_orthogonal(missing)

@@ -1,9 +1,9 @@
 """Functions of a matrix through its singular values: signs, clips, caps, norms and proved bounds.
 
 All take `(*batch, m, n)` in any floating dtype, entries from 1e-30 to 1e30, and work in plain spectral (l2 -> l2)
-units; nothing here knows of layers or optimizers. A `ValueError` names the argument at fault: a tensor that is no real
-floating-point matrix, NaN and infinity (which nobody looks for under `torch.compile`), a number out of its range, a
-bound that does not broadcast to the batch, an unknown name.
+units; nothing here knows of layers or optimizers. A `ValueError` names the argument at fault: a tensor other than real
+floating-point matrices, NaN and infinity (not checked under `torch.compile`), a number out of its range, a bound that
+does not broadcast to the batch, an unknown name.
 """
 
 from wellnormed.matrix.bounds import spectral_norm_upper_bound as spectral_norm_upper_bound

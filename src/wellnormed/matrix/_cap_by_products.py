@@ -9,14 +9,15 @@ coefficients alternate and are ten times as large: after them float32 misses a c
 by 1e-6. The eigenvalues of M lie in `[1, |H|]`, close to 1 for a weight that was below its cap before the last step, so
 that the inverse root takes few steps.
 
-**Error.** The sign of an eigenvalue below `low` of its bound is not resolved, which leaves an error of at most half of
-that in M and a quarter of it in the capped value; `low` is so small that this is a quarter of what clips promise.
+**Error.** The sign of an eigenvalue of `H - I` below `low` times its bound is not resolved. This leaves an error of at
+most `low / 2` in M and `low / 4` in the capped value; `low` is chosen so that this is a quarter of the error that clips
+state.
 
-**Blur.** Where values near the cap may end up to a share `b` below it, `low = 4 b / 3` serves, with an aim of
-`1 / (1 + low / 4)` caps. In units of the aim, a value whose square is at most `1 - low` stays; that is `1 - b` caps or
-more. Every other one ends between there and the cap: its eigenvalue of M lies between `(1 + h) / 2` and the larger of
-h and 1, so that what is below the aim is not lowered, what is above does not end below, and neither ends more than
-`low / 4` above it.
+**Blur.** If values near the cap may end up to a share `b` below it, `low = 4 b / 3` is enough, with an aim of
+`1 / (1 + low / 4)` caps. In units of the aim, a value whose square is at most `1 - low` stays; this limit is at least
+`1 - b` caps. Every other value ends between that limit and the cap: its eigenvalue of M lies between `(1 + h) / 2` and
+the larger of h and 1. So a value below the aim is not lowered, a value above the aim does not end below it, and neither
+ends more than `low / 4` above it.
 """
 
 import functools
@@ -36,11 +37,11 @@ FARTHEST = 8.0
 _WIDEST = 0.25
 """Largest blur that is used: more saves no step."""
 _MARGIN = 1 + 2**-10
-"""For roundings of a bound on `|H|`."""
+"""A factor for the roundings of a bound on `|H|`."""
 
 
 def is_near(most: float) -> bool:
-    """Whether products are accurate for norms that are known to be at most so many caps, whatever the blur."""
+    """Whether products are accurate for norms of at most `most` caps, whatever the blur is."""
     return (most * (1 + _WIDEST / 3)) ** 2 * _MARGIN < FARTHEST
 
 
@@ -50,8 +51,8 @@ def cap_by_products(
     """`W (I - decay (I - M^(-1/2)))` for tall `(*batch, m, n)` in units of the cap.
 
     `decay`, which broadcasts to the batch, is 1 for a cap, and less for a clipped weight decay, which has no blur.
-    `most` is a known bound on the norms. Two booleans for each matrix, `(*batch,)`, come with the result: whether it
-    was below the cap within the accuracy, and whether it was so far above that its result is not accurate.
+    `most` is a known bound on the norms. The other two results are booleans `(*batch,)`: whether the matrix was below
+    the cap within the accuracy, and whether it was so far above the cap that its result is not accurate.
     """
     low = 4 / 3 * min(blur, _WIDEST)
     aim = 1 / (1 + low / 4)
@@ -80,14 +81,14 @@ def _shifted(x: Tensor, by: float) -> Tensor:
 
 
 def _below_identity(x: Tensor) -> Tensor:
-    """Whether eigenvalues of `(*batch, n, n)` can be from -1 to 1, as they are unless a norm was above its bound."""
+    """Whether all eigenvalues of `(*batch, n, n)` can lie in [-1, 1]; they do unless a norm exceeds its bound."""
     return torch.linalg.matrix_norm(x) <= 1.01 * x.shape[-1] ** 0.5
 
 
 def _bound(gram: Tensor, known: float) -> tuple[Tensor, float]:
     """A bound on `|H|`, at least 1, for each matrix, `(*batch, 1, 1)`; and one for all matrices that are capped.
 
-    Where no bound is known it is measured: `|H| <= |H^4|_F^(1/4)`, which is `n^(1/8)` times as large at most.
+    If no bound is known, it is computed: `|H| <= |H^4|_F^(1/4)`, which exceeds `|H|` by at most a factor of `n^(1/8)`.
     """
     if known * _MARGIN < FARTHEST:
         known = _few(max(1, known) * _MARGIN, math.ceil)  # FARTHEST is such a power
@@ -98,7 +99,7 @@ def _bound(gram: Tensor, known: float) -> tuple[Tensor, float]:
 
 
 def _few(x: float, to: Callable[[float], int]) -> float:
-    """A power of `2^(1/4)` near x, so that a schedule meets few different polynomials."""
+    """A power of `2^(1/4)` near x, so that few different polynomials are computed while norms change."""
     return 2 ** (to(4 * math.log2(x)) / 4)
 
 
@@ -124,15 +125,15 @@ def _symmetric(x: Tensor) -> Tensor:
 def _steps(lower: float, degree: int, accuracy: float) -> tuple[Step, ...]:
     """The fewest steps that bring all of `[lower, 1]` to 1 within `accuracy / (2 FARTHEST)`.
 
-    They are those for float16 whatever the dtype: the best ones for float32 send eigenvalues near 1 as close to zero as
-    `lower`, and roundings of that size relative to them are up to 9e-6 in the capped value, beside 1.5e-6.
+    The steps for float16 serve every dtype. The best steps for float32 send eigenvalues near 1 as close to zero as
+    `lower`; rounding then causes errors of up to 9e-6 in the capped value, where the steps for float16 cause 1.5e-6.
     """
     candidates = (optimal_coefficients(lower, count, degree, torch.float16) for count in itertools.count(1))
     return next(chosen.steps for chosen in candidates if 1 - chosen.minimum <= accuracy / (2 * FARTHEST))
 
 
 def cap_reference(w: Tensor, cap: float, steps: int = 40) -> Tensor:
-    """A cap by products in six lines, as the module has it, with iterations that everybody knows (Newton-Schulz).
+    """A cap by products in a few lines: the formula of this module with plain Newton-Schulz iterations.
 
     Example:
         >>> cap_reference(torch.diag(torch.tensor([1.5, 0.5])).double(), 1.0).diagonal()

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 else:
     Matrices = Tensor  # jaxtyping is for type checkers alone
 
-OTHER_METHODS = "other published ones are in the repository's papers/published_matrix.py"
-"""The remedy for a method that is not known."""
+OTHER_METHODS = "other published methods are in the repository's papers/published_matrix.py"
+"""The remedy for an unknown method."""
 
 
 def check_matrix(x: Tensor, name: str) -> None:
-    """Refuse what is not a dense real floating-point matrix or a batch of them; `name` is the argument's name."""
+    """Refuse anything but a dense real floating-point matrix or a batch of them; `name` is the argument's name."""
     if not isinstance(x, Tensor) or x.layout is not torch.strided:
         kind = f"one of layout {x.layout}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
         raise ValueError(f"{name} must be a dense tensor, got {kind}; pass torch.as_tensor(x), or x.to_dense()")
@@ -44,8 +44,8 @@ _known_to_hold = ContextVar("_known_to_hold", default=False)
 
 @contextmanager
 def known_to_hold() -> Iterator[None]:
-    """Within it, `fails` returns False on an accelerator without reading the condition; the caller vouches for it."""
-    if torch.compiler.is_compiling():  # where nothing is looked at
+    """In the block `fails` returns False on an accelerator without reading the condition; the caller vouches for it."""
+    if torch.compiler.is_compiling():  # `fails` reads nothing there
         yield
         return
     token = _known_to_hold.set(True)
@@ -58,21 +58,21 @@ def known_to_hold() -> Iterator[None]:
 def fails(holds: Tensor) -> bool:
     """Whether a condition fails anywhere.
 
-    No value can be read under `torch.compile` and while a CUDA graph is recorded, and none is read on an accelerator
-    within `known_to_hold`: there the answer is False.
+    The answer is False where the values are not read: under `torch.compile`, while a CUDA graph is recorded, and on an
+    accelerator within `known_to_hold`.
     """
     return not _unseen(holds) and not bool(holds.all())
 
 
 def _unseen(x: Tensor) -> bool:
-    """Whether `fails` does not read a tensor, so that the tensor need not be computed."""
+    """Whether `fails` would not read a tensor, so that the tensor need not be computed."""
     if torch.compiler.is_compiling():  # first, since the compiler cannot trace what follows
         return True
     return (x.device.type != "cpu" and _known_to_hold.get()) or recording(x.device)
 
 
 def check_finite(largest: Tensor, name: str) -> None:
-    """Refuse NaN and infinity, given the largest absolute entries, or all."""
+    """Refuse NaN and infinity, given all entries or the largest absolute ones."""
     if not _unseen(largest) and fails(torch.isfinite(largest)):
         raise ValueError(
             f"{name} holds NaN or infinity, which this function would hide or spread; "
@@ -98,12 +98,12 @@ def as_bound(value: float | Tensor, x: Tensor, name: str) -> Tensor:
 
 
 def to_check(value: float | Tensor, bound: Tensor) -> Tensor:
-    """The bound as a tensor to read: a number becomes one on the CPU, where reading it waits for no device."""
+    """The bound as a tensor to read: a number becomes a tensor on the CPU, so that reading it waits for no device."""
     return bound if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
-    """Where products of `x` are accurate to some float32 roundings: float32, or float64 for it and for thin matrices.
+    """The dtype in which products of `x` are accurate to some float32 roundings: float64 for float64 and thin matrices.
 
     With fewer than 16 columns, products on a CPU sum long columns term by term, which loses up to 1e-3 at a million
     rows; float64 costs nothing there.
@@ -119,18 +119,18 @@ def check_positive(bound: Tensor, name: str) -> None:
 
 
 def check_share(part: Tensor, name: str, whole: str) -> None:
-    """Refuse a part of a whole, named in words, that does not lie in [0, 1]."""
+    """Refuse a part of a whole that does not lie in [0, 1]; `whole` names the whole in words."""
     if fails((part >= 0) & (part <= 1)):
         raise ValueError(f"{name}={shown(part)} must lie in [0, 1]: it is the part of {whole} that is removed")
 
 
 def shown(value: Tensor) -> str:
-    """A bound as an error message shows it."""
+    """A bound in the form that error messages show."""
     return f"{value.item():g}" if value.ndim == 0 else str(value.tolist())
 
 
 def tall_and_scaled(w: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Matrices, not empty, upright and over `finite_scale`, in a dtype; and that scale, `(*batch,)`."""
+    """Nonempty matrices with m >= n, divided by `finite_scale`, in a dtype; and that scale, `(*batch,)`."""
     tall = (w if w.shape[-2] >= w.shape[-1] else w.mT).to(dtype)
     scale = finite_scale(tall, "w")
     return tall / scale, scale[..., 0, 0]
@@ -139,11 +139,11 @@ def tall_and_scaled(w: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def finite_scale(x: Tensor, name: str) -> Tensor:
     """Per matrix, a power of two `p` with `max |x| / p` in [1/2, 1), or 1 for zero: division by it is exact.
 
-    Of float32 or float64 matrices `(*batch, m, n)` that are not empty; `(*batch, 1, 1)` in their dtype.
+    Shape: nonempty float32 or float64 matrices `(*batch, m, n)` -> `(*batch, 1, 1)` in their dtype.
     """
     if x.device.type == "cpu":  # a tenth of the time of `vector_norm`, and no copy as `abs` would make
         largest = torch.maximum(x.amax((-2, -1), keepdim=True), -x.amin((-2, -1), keepdim=True))
-    else:  # one operation for four, each of which takes longer to begin
+    else:  # one kernel instead of four, whose launches would take longer than their work
         largest = torch.linalg.vector_norm(x, math.inf, (-2, -1), keepdim=True)
     check_finite(largest, name)
     limit = 1000 if x.dtype == torch.float64 else 125

@@ -1,13 +1,13 @@
 """The ways to clip singular values: the smaller Gram matrix in float32, the same in float64, or an SVD.
 
-`clip(W) = W - W V diag(1 - f(s)/s) V^T` over the singular values that move. There is no cancellation where one is close
-to a bound, unlike in nested matrix signs. `clips` is the public face.
+`clip(W) = W - W V diag(1 - f(s)/s) V^T`, where V holds the right singular vectors whose values change. Values close to
+a bound cause no cancellation, unlike in nested matrix signs. The public functions are in `clips`.
 
 An error `e` of the Gram matrix, relative to its norm, reaches the capped matrix as at most `e r^3 / 2` of the cap, for
 a norm of `r` caps: the multiplier `1 - min(1, cap / sqrt(g))` of an eigenvalue `g` has slopes of at most
-`1 / (2 cap^2)`. Through a floor it reaches `e k^2 / 2` of the norm, `k` being the norm over the least singular value
-that is raised. An SVD with the error `e` gives `e r`, and through a floor `e` times the floor over that least value,
-which no way in float64 undercuts. The first of these ways that is accurate enough is taken, and else the SVD.
+`1 / (2 cap^2)`. A floor magnifies it to `e k^2 / 2` of the norm, where `k` is the norm over the least singular value
+that is raised. An SVD with the error `e` gives `e r`; a floor magnifies that error by the floor over that least value,
+as in every float64 method. The first of these methods that is accurate enough is taken, else the SVD.
 """
 
 import math
@@ -27,7 +27,7 @@ _EPS, _TINY = torch.finfo(torch.float64).eps, torch.finfo(torch.float64).tiny
 
 
 def accuracy(dtype: torch.dtype) -> float:
-    """What clips promise but for floors: bounds on the error over the largest value, and on the excess over the cap."""
+    """The stated error of a clip without a floor, over the largest singular value, and its excess over the cap."""
     return {torch.float64: 1e-12, torch.float32: 5e-6}.get(dtype, torch.finfo(dtype).eps / 2)
 
 
@@ -41,16 +41,16 @@ def clip(
     most: float = math.inf,
     blur: float = 0.0,
 ) -> Tensor:
-    """The function `Clip(lower, upper, decay)` of the singular values, of `(m, n)` or `(batch, m, n)`, not empty.
+    """Apply `Clip(lower, upper, decay)` to the singular values of nonempty `(m, n)` or `(batch, m, n)`.
 
-    The bounds are float64 and broadcast to the batch; the method is "gram", "products" or, where the first of them is
-    not accurate enough, "svd"; `raises` says whether any of `lower` is positive. "products" looks at `most` and `blur`,
-    which are those of `spectral_hardcap`.
+    The bounds are float64 and broadcast to the batch. The method is "gram", "products" or "svd", which is taken where
+    "gram" is not accurate enough. `raises` tells whether any of `lower` is positive. Only "products" uses `most` and
+    `blur`, which are those of `spectral_hardcap`.
     """
     if w.shape[-2] < w.shape[-1]:
         return clip(w.mT, lower, upper, decay, method, raises, most, blur).mT.contiguous()
     work = w if w.dtype == torch.float64 else w.float()
-    with known_to_hold() if method == "products" else nullcontext():  # whose result says it, too: NaN counts as far
+    with known_to_hold() if method == "products" else nullcontext():  # its result shows it too: NaN counts as far
         scale = finite_scale(work, "w")
     work, size = work / scale, scale[..., 0, 0].double()
     low, high = lower / size, upper / size
@@ -65,13 +65,13 @@ def clip(
     if left is None:
         removed = torch.where(s > 0, 1 - clipped / s.clamp_min(_TINY), 0)
         value = _without(w.to(vectors.dtype), vectors, torch.where(inside[..., None], 0, removed)).to(w.dtype)
-    else:  # raised along W v, a small singular value would raise the rounding of that product as well
+    else:  # W v / s would magnify the rounding of W v where a small singular value s is raised
         removed = torch.where(inside[..., None], 0, s - clipped) * size[..., None]
         value = full_product(left * removed[..., None, :], vectors.mT, w.double(), alpha=-1).to(w.dtype)
     if bool(inside.any()):
         value = torch.where(inside[..., None, None], w, value)
     far = largest / high * (w.shape[-1] * _EPS) > accuracy(w.dtype)
-    if bool((far & (decay == 1)).any()):  # what was that far above the cap has left its rounding on top of it
+    if bool((far & (decay == 1)).any()):  # so far above the cap, rounding leaves a result above it
         again = clip(value, lower, upper, decay, "svd", raises)
         return torch.where((decay == 1)[..., None, None], again, value)
     return value
@@ -80,12 +80,12 @@ def clip(
 def _by_products(
     w: Tensor, work: Tensor, high: Tensor, upper: Tensor, decay: Tensor, most: float, blur: float
 ) -> Tensor | None:
-    """A cap without a decomposition, `high` being `upper` in the units of `work`; None if W is far above it."""
+    """A cap without a decomposition; `high` is `upper` in the units of `work`. None if W is far above the cap."""
     shape = (..., None, None)
     in_caps = (work / high[shape].clamp_min(_TINY)).to(work.dtype)
     value, inside, far = cap_by_products(in_caps, decay, accuracy(work.dtype), most, blur)
     looks = not recording(w.device)
-    if fails(~far) if is_near(most) else looks and bool(far.any()):  # within `known_to_hold` a known norm is believed
+    if fails(~far) if is_near(most) else looks and bool(far.any()):  # in `known_to_hold` a known norm is not checked
         return None
     return torch.where((inside | (decay == 0))[shape], w, (value * upper[shape]).to(w.dtype))
 
@@ -93,9 +93,9 @@ def _by_products(
 def _decomposed(
     work: Tensor, lower: Tensor, upper: Tensor, method: str, raises: bool, accuracy: float
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Singular values in float64, right singular vectors, by the first accurate way; an SVD drops roundings of zero.
+    """Singular values in float64 and right singular vectors, by the first method that is accurate enough.
 
-    An SVD gives the left ones as well.
+    An SVD also gives the left singular vectors, and sets rounding errors of zero to zero.
     """
     if method == "gram":
         for values, vectors, error in _gram_eigens(work, upper, accuracy, raises):
@@ -109,13 +109,13 @@ def _decomposed(
 
 
 def _gram_eigens(w: Tensor, upper: Tensor, accuracy: float, raises: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Eigenvalues and eigenvectors of `W^T W` in ways of rising accuracy and cost, each with its error.
+    """Eigenvalues and eigenvectors of `W^T W` by methods of rising accuracy and cost, each with its error.
 
-    The error is the norm of what they miss, over the largest eigenvalue. In float32 it is measured; float32 is skipped
-    for matrices too small to save time (`CALL`), and where a floor or the distance from the cap ask for more. LAPACK's
-    float32 vectors miss orthogonality by up to `n u` where a matrix has structure, since its roundings then point the
-    same way; one Newton-Schulz step squares that. In float64 the error is `n u` (Higham, Accuracy and Stability,
-    section 3.5).
+    The error is `|W^T W - V diag(values) V^T|` over the largest eigenvalue. In float32 it is estimated. Float32 is
+    skipped for matrices too small to save time (`CALL`), and where a floor or the distance from the cap needs more
+    digits. LAPACK's float32 eigenvectors can be off from orthogonal by `n u` for structured matrices, whose rounding
+    errors add up; one Newton-Schulz step squares this error. In float64 the error is `n u` (Higham, Accuracy and
+    Stability, section 3.5).
     """
     wide = w.double()
     if w.dtype == torch.float32 and not raises and w.shape[-1] ** 3 >= CALL:
@@ -136,8 +136,8 @@ def _gram_eigens(w: Tensor, upper: Tensor, accuracy: float, raises: bool) -> Ite
 def _error(w: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
     """Norm of `W^T W - V diag(values) V^T` over the largest value, by thin float64 products.
 
-    An error along one direction that is three times as large as the rest has grown by 27 after three iterations, and is
-    seen from any start in 768 dimensions.
+    Three iterations magnify an error in one direction, three times as large as the rest, by 27. This is enough to find
+    it from a random start in 768 dimensions.
     """
     start = torch.randn(w.shape[-1], 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu")
     start = start.to(w.device).expand(*w.shape[:-2], -1, 1)
@@ -154,18 +154,18 @@ def _norm_estimate(multiply: Callable[[Tensor], Tensor], x: Tensor, iterations: 
 
 
 def _without(w: Tensor, v: Tensor, removed: Tensor) -> Tensor:
-    """`W (I - V diag(removed) V^T)`, of the columns of V for which anything is removed in any matrix of the batch."""
+    """`W (I - V diag(removed) V^T)`; columns of V with `removed = 0` in every matrix of the batch are skipped."""
     columns = (removed != 0).reshape(-1, removed.shape[-1]).any(0)
     v, removed = v[..., columns], removed[..., None, columns].to(w.dtype)
-    if 3 * v.shape[-1] > w.shape[-1]:  # two thin products take as long as one from there on
+    if 3 * v.shape[-1] > w.shape[-1]:  # then two thin products take longer than one
         return times_symmetric(w, symmetric_product(v * removed, v.mT), w, alpha=-1)
-    if w.mT.is_contiguous():  # in the layout of w, so that nothing is copied after
+    if w.mT.is_contiguous():  # keep the layout of w, so that nothing is copied afterwards
         return full_product(v, (v * removed).mT @ w.mT, w.mT, alpha=-1).mT
     return full_product(w @ (v * removed), v.mT, w, alpha=-1)
 
 
 def clip_reference(w: Tensor, lower: float, upper: float) -> Tensor:
-    """`spectral_clip` of one matrix, by its definition in four lines: nonzero singular values between two bounds.
+    """`spectral_clip` of one matrix by its definition: nonzero singular values are clamped to two bounds.
 
     Example:
         >>> clip_reference(torch.diag(torch.tensor([4.0, 0.5, 0.1])), 0.25, 1.0).diagonal()

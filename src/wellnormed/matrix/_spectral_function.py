@@ -6,8 +6,8 @@ With `M = U^T G V`, the derivative of `F` along `G` (its own adjoint, so it serv
     core_ij = [f(s_i) - f(s_j)] / (s_i - s_j) * (M_ij + M_ji) / 2
             + [f(s_i) + f(s_j)] / (s_i + s_j) * (M_ij - M_ji) / 2
 
-and what lies outside the column spaces of U and V is multiplied by `f(s)/s`. Every quotient has a finite limit that
-each function below states, so repeated and zero singular values need no special case.
+and `outside`, the part of G outside the column spaces of U and V, is multiplied by `f(s)/s`. Each function below states
+the finite limit of every quotient, so repeated and zero singular values need no special case.
 """
 
 from abc import ABC, abstractmethod
@@ -21,6 +21,9 @@ from wellnormed._precision import all_digits
 
 class Derivative(ABC):
     """The derivative of a function of matrices, made from the tensors (bounds) that the function depends on."""
+
+    def __init__(self, *bounds: Tensor) -> None:  # noqa: B027
+        """Subclasses whose derivative depends on the bounds keep them."""
 
     @abstractmethod
     def along(self, x: Tensor, tangent: Tensor) -> Tensor:
@@ -74,10 +77,10 @@ class SpectralFunction(Derivative):
 class Clip(SpectralFunction):
     """`f(0) = 0`, `f(s) = lower` below `lower`, `s` up to `upper`, then `upper + (1 - decay)(s - upper)`.
 
-    At a corner the derivative is that of the identity, unless `lower = upper`. With `lower > 0` it jumps at zero, where
-    the derivative is infinite; the one along matrices of constant rank is taken (zero inside the null space), which is
-    finite and is the gradient of the pseudo-inverse form `W (W^T W)^{-1/2}`. All three are float64 tensors that
-    broadcast to the batch.
+    At a corner the derivative is that of the identity, unless `lower = upper`. With `lower > 0` the function jumps at
+    zero, where its derivative is infinite. There the derivative along matrices of constant rank is taken (zero inside
+    the null space): it is finite, and the gradient of the pseudo-inverse form `W (W^T W)^{-1/2}`. All three bounds are
+    float64 tensors that broadcast to the batch.
     """
 
     def __init__(self, lower: Tensor, upper: Tensor, decay: Tensor) -> None:
@@ -103,35 +106,32 @@ class Clip(SpectralFunction):
 class Sign(SpectralFunction):
     """`f = 1` for nonzero singular values, and `f(0) = 0`.
 
-    Where it jumps at zero, the derivative along matrices of constant rank is taken, as in `Clip`.
+    At its jump at zero, the derivative along matrices of constant rank is taken, as in `Clip`.
     """
-
-    def __init__(self, *_: Tensor) -> None:
-        """The sign depends on no bound."""
 
     def pieces(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return (s > 0).to(s.dtype), torch.zeros_like(s), s > 0
 
 
 def zero_tolerance(largest: Tensor, m: int, n: int) -> Tensor:
-    """Singular values at or below this are rounding of zero, as `torch.linalg.matrix_rank` has it."""
+    """Singular values at or below this count as zero, as in `torch.linalg.matrix_rank`."""
     return max(m, n) * torch.finfo(largest.dtype).eps * largest
 
 
 def differentiable(x: Tensor, compute: Callable[..., Tensor], derivative: type[Derivative], *bounds: Tensor) -> Tensor:
-    """`compute(x, *bounds)` with the exact derivative `derivative(*bounds)`, by whatever method it computes.
+    """`compute(x, *bounds)`, whose derivative is the exact `derivative(*bounds)`, whatever method computes the value.
 
-    Reverse mode, forward mode once, and `torch.func.vmap` (over `x` and the bounds): a batch reaches `compute` as a
-    batch, as plain tensors whose values it may look at. Second derivatives by reverse mode, or forward over reverse, go
-    through the SVD of the first: right where singular values are distinct and not zero, NaN elsewhere. Forward over
-    forward mode is zero: torch switches forward mode off in here. The result of `compute` starts with the batch
-    dimensions of `x`, to which the bounds broadcast; no gradient flows to them.
+    It supports reverse mode, forward mode once, and `torch.func.vmap` over `x` and the bounds: `compute` gets a batch
+    of plain tensors, whose values it may read. Second derivatives (reverse over reverse, forward over reverse)
+    differentiate the SVD of the first: they are right where singular values are distinct and not zero, NaN elsewhere.
+    Forward over forward mode gives zero, since torch switches forward mode off in custom functions. The result of
+    `compute` starts with the batch dimensions of `x`, to which the bounds broadcast; no gradient flows to the bounds.
     """
     if not torch.compiler.is_compiling():
-        if _nobody_differentiates(x):  # a function of autograd takes 40 microseconds more
+        if _nobody_differentiates(x):  # an autograd function takes 40 microseconds more
             return _Exact.forward(x, compute, derivative, *bounds)
         return _Exact.apply(x, compute, derivative, *bounds)  # pyrefly: ignore
-    # The compiler follows no custom forward-mode or vmap rule: there, reverse mode only.
+    # The compiler does not trace custom forward-mode and vmap rules, so only reverse mode is supported there.
     with torch.no_grad():
         value = compute(x.detach(), *bounds)
     if torch.is_grad_enabled() and x.requires_grad:

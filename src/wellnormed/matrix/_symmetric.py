@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 CALL = 2**21
-"""How many multiplications a processor does while Python begins one product: 10 microseconds at 2e11 a second. To save
-operations by more products pays only for matrices whose products are larger, of side 128 at least. The number is an
-assumption and is not measured, so that machines of one kind compute the same bits, whatever else they do."""
+"""The multiplications that a processor does while Python starts one product: 10 microseconds at 2e11 a second. Using
+more products to save operations pays only for larger matrices, from side 128 on. The number is assumed and not measured
+at run time, so that machines of one kind compute the same bits, whatever else they do."""
 _PANELS = 4
 _WIDE_ENOUGH = round((32 * _PANELS * CALL) ** (1 / 3))
-"""Side from which panels of columns are used on a CPU: beginning the product of one, `n^3 / 4`, then takes 1/32 of it,
-so that the 3/8 of all operations that are saved are left over. (Measured on one machine, in float32: no time is saved
-at 512; at 768 a tenth, and three tenths of a Gram matrix of four times as many rows.)"""
+"""The side from which panels of columns are used on a CPU. Starting the product of a panel, `n^3 / 4` multiplications,
+then takes 1/32 of its time, which is little beside the 3/8 of all operations that are saved. (Measured on one machine,
+in float32: no time is saved at 512, a tenth at 768, and three tenths for a Gram matrix of four times as many rows.)"""
 
 
 def symmetric_product(
@@ -19,8 +19,9 @@ def symmetric_product(
 ) -> Tensor:
     """`beta c + alpha a b` of `(*batch, n, k)` and `(*batch, k, n)`, where both terms are symmetric up to rounding.
 
-    On a CPU, four panels of columns from their diagonal block down, 5/8 of the operations, and a mirror; elsewhere,
-    for small sides and under `torch.compile`, the full product. With a `c`, at most one batch dimension.
+    On a CPU, four panels of columns are computed from their diagonal block down, 5/8 of the operations, and mirrored.
+    Elsewhere, for small sides and under `torch.compile`, it is the full product. With a `c`, at most one batch
+    dimension is allowed.
     """
     n = a.shape[-2]
     panelled = a.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -37,7 +38,7 @@ def symmetric_product(
 
 
 def full_product(a: Tensor, b: Tensor, c: Tensor | None = None, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
-    """`beta c + alpha a b`, symmetric or not, in one pass over memory. With a `c`, at most one batch dimension."""
+    """`beta c + alpha a b` in one pass over memory; a `c` allows at most one batch dimension."""
     if c is None:
         return a @ b if alpha == 1 else alpha * (a @ b)
     return (torch.addmm if a.ndim == 2 else torch.baddbmm)(c, a, b, beta=beta, alpha=alpha)

@@ -19,7 +19,7 @@ from wellnormed.matrix._symmetric import full_product, symmetric_product
 from wellnormed.proof.matrices import proved_norm, shift
 
 ABOVE = 2.0**-14
-"""The share of the norm by which `proved_bound` may exceed it; half of it is for roundings of float32."""
+"""The largest relative excess of `proved_bound` over the norm; half of it is for rounding errors of float32."""
 
 
 def spectral_norm_upper_bound(w: Matrices) -> float | Tensor:
@@ -51,8 +51,8 @@ def spectral_norm_within(w: Matrices, upper: float | Tensor) -> Tensor:
     """Whether a proof on `w`'s device finds that the spectral norm is at most `upper`: booleans of the batch shape.
 
     A float64 Cholesky factorisation that completes is the proof (`proof.matrices.norms_below` has the theorem). It
-    costs `m n^2 + n^3 / 3` multiplications and no eigenvalues, and needs a device whose float64 is IEEE's. The answer
-    is `False` also where the norm is less than 1e-8 below `upper`. NaN and infinity are refused.
+    costs `m n^2 + n^3 / 3` multiplications and no eigenvalues, and needs a device with IEEE float64. The answer can be
+    `False` for a norm that is less than 1e-8 below `upper`. NaN and infinity are refused.
 
     Example:
         >>> w = torch.tensor([[3.0, 0.0], [4.0, 0.0]])
@@ -65,12 +65,12 @@ def spectral_norm_within(w: Matrices, upper: float | Tensor) -> Tensor:
 
 
 def _within(w: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether the bound is proved, and a bound on the Frobenius norm, for each matrix of a batch that is not empty."""
+    """Whether the bound is proved, and a bound on the Frobenius norm, for each matrix of a nonempty batch."""
     wide, scale = tall_and_scaled(w, torch.float64)
     target = bound / scale
     m, n = wide.shape[-2:]
     gram = full_product(wide.mT, wide)
-    del wide  # the memory of large matrices, here and below
+    del wide  # to free the memory of large matrices, as below
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     frobenius = diagonal.sum(-1)
     c = shift(target, m, n, frobenius, diagonal.amax(-1))
@@ -87,8 +87,8 @@ def _within(w: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
 def proved_bound(w: Matrices) -> Tensor:
     """A number that the spectral norm provably does not exceed, on `w`'s device and without eigenvalues.
 
-    That of `_high_power`, a little larger, which `spectral_norm_within` then proves: at most 6.2e-5 above the norm, in
-    float64, of the batch shape. Should the roundings of float32 add up to more than is allowed for, so that
+    It is the bound of `_high_power`, slightly enlarged and then proved as by `spectral_norm_within`: at most 6.2e-5
+    above the norm, in float64, of the batch shape. If the rounding errors of float32 exceed their allowance, so that
     the proof fails, it is the Frobenius norm. NaN and infinity are refused.
 
     Example:
@@ -103,7 +103,7 @@ def proved_bound(w: Matrices) -> Tensor:
     size, power = _high_power(tall)
     bound = torch.where(power.diagonal(dim1=-2, dim2=-1).amax(-1) > 0, size * scale, 0) * (1 + ABOVE / 3)
     del tall, power
-    with known_to_hold():  # it was looked at whether the entries are finite
+    with known_to_hold():  # `tall_and_scaled` has checked that the entries are finite
         proved, frobenius = _within(w, bound)
     return torch.where(proved, bound, frobenius)
 
@@ -111,8 +111,9 @@ def proved_bound(w: Matrices) -> Tensor:
 def norm_along_power(w: Tensor) -> Tensor:
     """A lower bound on the norm: `|W v| / |v|`, where `v` is a column of `_high_power`.
 
-    The column is that of the largest diagonal entry. The bound is the norm to rounding where the largest singular value
-    exceeds the others by a thousandth, and at most `ABOVE` below it anywhere. In float64, of the batch shape.
+    The column is the one with the largest diagonal entry. The bound equals the norm up to rounding if the largest
+    singular value exceeds the others by a thousandth, and is never more than `ABOVE` below it. It is float64, of the
+    batch shape.
     """
     if not w.numel():
         return w.new_zeros(w.shape[:-2], dtype=torch.float64)
@@ -120,22 +121,22 @@ def norm_along_power(w: Tensor) -> Tensor:
     _, power = _high_power(tall)
     longest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)[..., None, None].expand(*power.shape[:-1], 1)
     v = power.gather(-1, longest).double()
-    image, own = (torch.linalg.vector_norm(x, dim=-2)[..., 0] for x in (tall.double() @ v, v))
-    return image / own.clamp_min(torch.finfo(torch.float64).tiny) * scale
+    image, length = (torch.linalg.vector_norm(x, dim=-2)[..., 0] for x in (tall.double() @ v, v))
+    return image / length.clamp_min(torch.finfo(torch.float64).tiny) * scale
 
 
 @all_digits()
 def _high_power(tall: Tensor) -> tuple[Tensor, Tensor]:
     """A bound on the norm of matrices with entries near 1, not all 0; and the power of `W^T W` that it comes from.
 
-    The bound is not below the norm, and at most `ABOVE / 2` above it, but for roundings of 1e-6. With `G_0 = W^T W` and
-    `G_(i+1) = (G_i / f_i)^2`, where `f_i = |G_i|_F`, the largest eigenvalue of `G_0` is at most
-    `f_0 f_1^(1/2) ... f_k^(1/2^k)`, and that is at most `n^(1/2^(k+1))` times as large. In float32 for matrices of at
-    most 32 bits, `2 m n^2 + 32 n^3` operations for 768 columns.
+    Apart from roundings of 1e-6, the bound is not below the norm, and at most `ABOVE / 2` above it. With `G_0 = W^T W`
+    and `G_(i+1) = (G_i / f_i)^2`, where `f_i = |G_i|_F`, the largest eigenvalue of `G_0` is at most
+    `f_0 f_1^(1/2) ... f_k^(1/2^k)`, which exceeds it by at most a factor of `n^(1/2^(k+1))`. It is computed in float32
+    for matrices of at most 32 bits, by `2 m n^2 + 32 n^3` operations for 768 columns.
     """
     power = symmetric_product(tall.mT, tall)
     logarithm = power.new_zeros(power.shape[:-2], dtype=torch.float64)
-    # of the norm, the root of the eigenvalue, and half of what is allowed
+    # the norm is the root of the eigenvalue; half of the allowed excess
     count = math.ceil(math.log2(math.log(max(2, power.shape[-1])) / math.log1p(ABOVE / 2))) - 1
     for i in range(count):
         if i:

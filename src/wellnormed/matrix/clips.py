@@ -1,7 +1,7 @@
 """Clips of the singular values, in plain spectral (l2 -> l2) units: caps, floors, bands and clipped weight decay.
 
-Exact by default; the methods are in `_clip_methods`. Units of a layer (RMS -> RMS),
-schedules and promises belong to `norms` and `constraints`. SC is Spectral clipping (Cesista, 2025).
+They are exact by default; the methods are in `_clip_methods`. Units of a layer (RMS -> RMS), schedules and promises
+belong to `norms` and `constraints`. SC is Spectral clipping (Cesista, 2025).
 """
 
 import math
@@ -34,27 +34,27 @@ def spectral_clip(
 ) -> Matrices:
     """Clip every nonzero singular value to `[lower, upper]` (SC definition 1).
 
-    The other functions here are settings of this one, and what is said of results and gradients holds for them too. The
-    documentation of the matrix room compares the methods in cost and error.
+    The other functions of this module are special cases of this one; its statements on results and gradients hold for
+    them too. The page on matrix functions compares the methods in cost and error.
 
     Args:
         w: Matrices of any floating dtype, entries from 1e-30 to 1e30.
-        lower: Least singular value, a number or one per matrix; below 0 it is 0, since no singular value is negative.
-            Zero singular values have no directions to be raised in and stay zero.
+        lower: Least singular value, a number or one per matrix; a negative number counts as 0. Zero singular values
+            have no directions to be raised in, and stay zero.
         upper: Largest singular value, positive, `inf` for none, a number or one per matrix.
-        method: "gram", through the smaller Gram matrix, in float32 where a check finds that accurate, else in float64
-            or by an SVD; or "products", by matrix products alone where no floor is asked for and the norm is at most
-            about 1.9 caps, else "gram". "auto" is "gram" on a CPU and "products" elsewhere. While a CUDA graph is
-            recorded nothing is looked at, and a matrix that is further above its cap ends anywhere.
+        method: "gram" uses the smaller Gram matrix, in float32 where a check finds that accurate, else in float64, or
+            an SVD. "products" uses matrix products alone if there is no floor and the norm is at most about 1.9 caps,
+            else "gram". "auto" is "gram" on a CPU and "products" elsewhere. While a CUDA graph is recorded, the norm is
+            not checked, and the result for a matrix further above its cap is arbitrary.
 
     Returns:
         Same shape and dtype. The error is at most 5e-6 of the largest singular value in float32 and 1e-12 in float64,
-        and so is the excess over `upper`, relative to it; bfloat16 and float16 add the rounding of the result. A floor
-        magnifies the rounding of float64, in every dtype: where `s` is the least singular value that it raises, it adds
-        an error of `max(m, n) 2^-52 lower / s` of the largest one, as an SVD does; and values at or below
-        `max(m, n) 2^-52` of the largest one are taken for zero. Nothing is added to the excess. A matrix within the
-        bounds by more than these errors comes back bit for bit. The gradient (reverse mode, forward mode once,
-        `torch.func.vmap`) is the exact one, whatever the method; none flows to the bounds.
+        and so is the relative excess over `upper`; bfloat16 and float16 add the rounding of the result. A floor
+        magnifies the rounding of float64, in every dtype: if `s` is the least singular value that it raises, it adds
+        an error of `max(m, n) 2^-52 lower / s` of the largest one, as an SVD does, but nothing to the excess. Values at
+        or below `max(m, n) 2^-52` of the largest one count as zero. A matrix that is within the bounds by more than
+        these errors is returned bit for bit. The gradient (reverse mode, forward mode once, `torch.func.vmap`) is
+        exact, whatever the method; none flows to the bounds.
 
     Example:
         >>> w = torch.diag(torch.tensor([4.0, 0.5, 0.1]))
@@ -69,15 +69,16 @@ def spectral_hardcap(
 ) -> Matrices:
     """Replace every singular value `s` by `min(s, upper)`: the nearest matrix in the spectral ball (SC section 3.3).
 
-    By products alone a square matrix takes 104 `n^3` operations. With `most=1.1` and `blur=0.02` they are 44, which
-    serves where a cap leaves room for some steps, as `HardCap(every=8)` does. Other methods look at neither.
+    The method "products" takes 104 `n^3` operations for a square matrix, and 44 with `most=1.1` and `blur=0.02`, which
+    is enough where a cap leaves room for some steps, as `HardCap(every=8)` does. Other methods ignore `most` and
+    `blur`.
 
     Args:
-        w: As in `spectral_clip`. Everything else that is not said here is as there, too.
+        w: As in `spectral_clip`, like all results and errors.
         upper: Largest singular value, positive, `inf` for none, a number or one per matrix.
         method: As in `spectral_clip`.
-        most: A bound that is known on the singular values of `w`, in units of `upper`. If one exceeds it, it may be
-            left above `upper`.
+        most: A known bound on the singular values of `w`, in units of `upper`. A value that exceeds it may stay above
+            `upper`.
         blur: From 0 to 1. Singular values above `(1 - blur) * upper` may end anywhere between there and `upper`.
 
     Example:
@@ -86,7 +87,7 @@ def spectral_hardcap(
     """
     require_numbers("", {"most": most, "blur": blur})
     if not most > 0:
-        raise ValueError(f"most={most} must be positive; leave it out where nothing is known")
+        raise ValueError(f"most={most} must be positive; leave it out if no bound is known")
     if not 0 <= blur < 1:
         raise ValueError(f"blur={blur} must be at least 0 and less than 1; 0.02 is usual, and 0 is exact")
     return _clipped(w, 0.0, upper, 1.0, method, most=most, blur=blur)
@@ -95,7 +96,7 @@ def spectral_hardcap(
 def spectral_relu(w: Matrices, lower: float | Tensor, method: str = "auto") -> Matrices:
     """Replace every nonzero singular value `s` by `max(s, lower)` (SC section 3.2).
 
-    Everything else is as in `spectral_clip`, also how the error grows under a small singular value. Errors are relative
+    Everything else is as in `spectral_clip`, including the larger error for small singular values. Errors are relative
     to the larger of `lower` and the largest singular value.
 
     Example:
@@ -110,10 +111,10 @@ def spectral_clipped_weight_decay(
 ) -> Matrices:
     """Decay only what exceeds `upper`: `s -> upper + (1 - decay)(s - upper)` above it (SC section 3.4).
 
-    Does not bound the norm by itself; with steps of bounded norm it has an equilibrium, see
+    It does not bound the norm by itself; with steps of bounded norm it has an equilibrium, see
     `clipped_weight_decay_equilibrium`. `decay`, a number or one per matrix, is the part of the excess that is removed,
-    from 0 (nothing happens, bit for bit) to 1 (`spectral_hardcap`); SC's decoupled form is `decay * lr`. Everything
-    else is as in `spectral_clip`.
+    from 0 (`w` is returned bit for bit) to 1 (`spectral_hardcap`); SC's decoupled form is `decay * lr`. Everything else
+    is as in `spectral_clip`.
 
     Example:
         >>> spectral_clipped_weight_decay(torch.diag(torch.tensor([4.0, 0.5])), 1.0, 0.5).diagonal()
@@ -135,7 +136,7 @@ def _clipped(
     bounds = as_bound(lower, w, "lower").clamp(min=0), as_bound(upper, w, "upper"), as_bound(decay, w, "decay")
     if method == "auto":
         method = "gram" if w.device.type == "cpu" else "products"
-    raises = isinstance(lower, Tensor) or lower > 0  # by its number alone, so that nothing looks at a tensor
+    raises = isinstance(lower, Tensor) or lower > 0  # a tensor's values are not read here
     clip = partial(in_batches, partial(_clip_methods.clip, method=method, raises=raises, **known))
 
     def compute(w: Tensor, *bounds: Tensor) -> Tensor:
@@ -143,8 +144,8 @@ def _clipped(
         check_positive(most, "upper")
         if fails((least <= most) & (least < math.inf)):
             raise ValueError(
-                f"lower={shown(least)} must be finite and at most upper={shown(most)}; no singular value is at least "
-                "one and at most the other"
+                f"lower={shown(least)} must be finite and at most upper={shown(most)}; "
+                "choose a lower bound that is not above the upper one"
             )
         check_share(share, "decay", "the excess")
         return clip(w, *bounds) if w.numel() else w.clone()

@@ -15,12 +15,12 @@ import torch
 
 Step = tuple[float, float, float]
 HALF_ROUNDING = 1 / 64
-"""Two eps of bfloat16: more than its roundings add, relatively, to the singular values of one or two steps."""
+"""Two eps of bfloat16: a bound on the relative error that its roundings cause in the singular values of two steps."""
 BFLOAT16_ERROR = 0.02
-"""By how much, relatively, products in 16 bits let a value exceed the overshoot; tests hold every set to it."""
+"""The relative excess over the overshoot that products in 16 bits may cause; tests hold every set to it."""
 OUTWARD = 2.0**-50
-"""By how much, relatively, the image of an interval under a step is widened. Extrema are found in float64, and the
-error of their place changes the value there by far less."""
+"""The relative amount by which the image of an interval under a step is widened. Extrema are located in float64; an
+error in their location changes the values by far less."""
 _ALL = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 
 
@@ -30,17 +30,17 @@ class CoefficientSet:
 
     Args:
         name: Key in the registry.
-        source: Where the numbers were published.
+        source: The publication of the numbers.
         steps: `(a, b, c)` of `a x + b x^3 + c x^5`, in the order of application.
-        maximum: Upper bound, rounded up, of the composition over `[0, upper]`. The norm of every step rests on it, so a
-            false one is refused.
+        maximum: Upper bound, rounded up, of the composition over `[0, upper]`. The norm of every step depends on it, so
+            a false one is refused.
         minimum: Lower bound, rounded down, over `[lower, upper]`.
         scale: A matrix enters the interval as `x / (scale * |x|_F + epsilon)`; at least 1 divided by `upper`.
-        epsilon: The matrix is first divided by its largest entry, so that epsilon favours no size of the input
+        epsilon: The matrix is first divided by its largest entry, so that epsilon acts alike on inputs of any size
             (published codes add it to the norm of the raw gradient, which damps gradients near 1e-7).
         lower: Low end of the interval on which `minimum` holds.
         upper: High end of the interval on which the composition is bounded.
-        safe_dtypes: Dtypes in which the iteration was measured to keep its promise.
+        safe_dtypes: Dtypes in which measurements found the iteration to keep its bounds.
 
     Example:
         >>> get("jordan-5").overshoot
@@ -87,7 +87,7 @@ class CoefficientSet:
 
     @property
     def overshoot(self) -> float:
-        """Bound of the composition from 0 on, at least 1: the true spectral norm of a step."""
+        """Upper bound of the composition on `[0, upper]`, at least 1: the largest spectral norm of a step."""
         return max(1.0, self.maximum)
 
     @functools.cached_property
@@ -102,12 +102,12 @@ class CoefficientSet:
 
     @property
     def coarser_than_bfloat16(self) -> bool:
-        """Whether products in bfloat16 are allowed, and err by less than the set itself does."""
+        """Whether products in bfloat16 are safe, with errors below the error of the set itself."""
         return torch.bfloat16 in self.safe_dtypes and self.maximum - self.minimum > 2 * BFLOAT16_ERROR
 
 
 def critical_points(step: Step) -> list[float]:
-    """Where `a x + b x^3 + c x^5` may have an extremum in `x > 0`, in ascending order.
+    """The points `x > 0` at which `a x + b x^3 + c x^5` may have an extremum, in ascending order.
 
     Example:
         >>> critical_points((1.5, -0.5, 0.0))
@@ -228,7 +228,7 @@ def get(name_or_set: str | CoefficientSet) -> CoefficientSet:
 
 
 def check_dtype(chosen: CoefficientSet, dtype: torch.dtype) -> None:
-    """Refuse a set that does not keep its promise in this dtype."""
+    """Refuse a set that is not safe in this dtype."""
     if dtype not in chosen.safe_dtypes:
         safe = ", ".join(sorted(str(d).removeprefix("torch.") for d in chosen.safe_dtypes))
         raise ValueError(

@@ -1,14 +1,14 @@
-"""Where a decay that works against bounded steps holds the norm of a weight: closed forms, no tensors.
+"""The norm at which a decay balances steps of bounded norm: closed forms, no tensors.
 
-A step of norm at most `u` and a decay that maps the norm by `f` give, by the triangle inequality,
+If a step has norm at most `u` and a decay maps the norm by `f`, then, by the triangle inequality,
 
     step, then project:   b' = f(b + u)
     project, then step:   b' = f(b) + u
 
 For the clipped decay `f(b) = b` up to `upper` and `(1 - decay) b + decay upper` above (Spectral Clipping, SC, section
-3.4), either recursion rises below its fixed point and falls above it. So the fixed point is a bound that is never left
-once the norm is below, and the limit from above; steps that always point outward reach it. Where steps do not, the norm
-stays smaller: nothing pulls it up.
+3.4), either recursion rises below its fixed point and falls above it. So a norm below the fixed point stays below it,
+and a norm above it converges to it. Steps that always point outward reach the fixed point; with other steps the norm
+may stay smaller.
 """
 
 from typing import Literal, get_args
@@ -24,17 +24,21 @@ def clipped_weight_decay_equilibrium(
 ) -> float:
     """The norm that spectrally clipped weight decay holds against steps of norm `u = lr * overshoot` (SC, claim 4).
 
-    `upper + (1 - decay) / decay * u` when the decay follows the step, and `upper + u / decay` when it precedes it. SC's
-    decoupled form is a decay of `lr * lambda`: its second order holds at `upper + overshoot / lambda` however small
-    `lr` becomes, while a fixed `decay` sinks to `upper` as the rate falls.
+    It is `upper + (1 - decay) / decay * u` if the decay follows the step, and `upper + u / decay` if it precedes it.
+    SC's decoupled form has a decay of `lr * lambda`. If it precedes the step, the equilibrium is
+    `upper + overshoot / lambda` for every `lr`; with a fixed `decay` it falls to `upper` together with `lr`.
 
-    With `upper=0` it is that of plain decay: `W <- (1 - lr lambda) W + lr U` has `decay = lr * lambda`, precedes the
-    step as in `torch.optim`, and holds at `overshoot / lambda` (Training Transformers with Enforced Lipschitz Bounds,
-    section 3) while `lr lambda <= 1`; beyond, the factor is negative, and steps that turn with the weight's sign lead
-    further.
+    With `upper=0` this is plain weight decay: `W <- (1 - lr lambda) W + lr U` has `decay = lr * lambda`, precedes the
+    step as in `torch.optim`, and has the equilibrium `overshoot / lambda` (Training Transformers with Enforced
+    Lipschitz Bounds, section 3) while `lr lambda <= 1`. Beyond, the factor is negative, and steps that turn with the
+    weight's sign lead further.
 
-    Above `upper`, in any unit, that of the step, one decay removes the fraction `decay` of the
-    excess, in (0, 1]. The largest norm `overshoot` of an update at learning rate 1 is that of the coefficient set.
+    Args:
+        upper: The norm above which the decay acts, in the unit of the step.
+        decay: The fraction of the excess that one decay removes, in (0, 1].
+        lr: The learning rate.
+        order: Which of the two comes first.
+        overshoot: The largest norm of an update at learning rate 1, which the coefficient set states.
 
     Example:
         >>> clipped_weight_decay_equilibrium(1.0, 0.25, 0.5)

@@ -1,7 +1,7 @@
 """The leading singular triplet of a matrix, from scratch or from the vector of the last call.
 
-A thick-restart Lanczos iteration on `W^T W` (Wu and Simon, 2000). It proves no bound, see `bounds`; what moves the
-leading singular value is in `leading_maps`.
+This is a thick-restart Lanczos iteration on `W^T W` (Wu and Simon, 2000). It proves no bound; `bounds` does.
+`leading_maps` has the functions that move the leading singular value.
 """
 
 from typing import NamedTuple
@@ -13,11 +13,12 @@ from wellnormed._inputs import require_numbers
 from wellnormed._ranges import POSITIVE
 from wellnormed.matrix._checks import Matrices, check_finite, check_matrix, finite_scale
 
-_EXPAND = 4  # basis vectors added between two Rayleigh-Ritz tests, and so the least that a call costs
+_EXPAND = 4  # basis vectors added between two Rayleigh-Ritz tests, and so the least number of iterations
 _KEEP = 8  # Ritz vectors kept at a restart: with 1 a Gaussian matrix needs 144 vectors, with 2, 4 and 8: 44, 32, 32
 _MIXED_IN = 0.3
-"""Share of the fixed vector in a warm start. Measured from exactly the second singular vector at 128 and 512: a leading
-value 5% larger is found in one call by 0.3 always, by 0.1 in 11 of 16 cases, by 0.001 never; the cost is the same."""
+"""Share of the fixed vector in a warm start. Measured at 128 and 512, with the exact second singular vector as the
+start: a share of 0.3 finds a leading value that is 5% larger in one call always, 0.1 in 11 of 16 cases, 0.001 never;
+the cost is the same."""
 
 
 class Triplet(NamedTuple):
@@ -37,17 +38,18 @@ def leading_singular_triplet(
 ) -> Triplet:
     """The largest singular value and its vectors, by products with `w` and its transpose only.
 
-    An iteration is one product with each. With the default tolerance, 256 x 256 to 768 x 768 matrices need 8 iterations
-    for one outlier, some 24 for Gaussian ones, and half of that from the vector before a step of 1e-3 of the norm.
+    An iteration is one product with each. With the default tolerance, matrices of 256 x 256 to 768 x 768 need 8
+    iterations if one singular value stands out, about 24 if they are Gaussian, and half of that when started from the
+    vector before a step of 1e-3 of the norm.
 
     Args:
         w: Matrices of any floating dtype, entries from 1e-30 to 1e30; float16 and bfloat16 are computed in float32.
         start: The `v` of an earlier call, `(*batch, n)`, of any length, or zero. A fixed vector is mixed in, so that
             the iteration leaves a start that is another singular vector. With None it starts at the fixed vector.
-        tolerance: Stop when `|W^T u - s v| <= tolerance s` in every matrix of the batch: then a singular value lies
-            within `tolerance s` of `s`, and where the largest stands apart by `gap`, `s` is exact to
-            about `(tolerance s)^2 / gap`.
-        max_iterations: Stop there at the latest, with the best so far.
+        tolerance: Stop when `|W^T u - s v| <= tolerance s` in every matrix of the batch. Then a singular value lies
+            within `tolerance s` of `s`, and if the largest exceeds the others by `gap`, `s` is exact to about
+            `(tolerance s)^2 / gap`.
+        max_iterations: The largest number of iterations, after which the best triplet so far is returned.
 
     Returns:
         `u`, `s`, `v` in `w`'s dtype, without gradients (`spectral_norm` has one). `s = |W v|` is a **lower** bound on
@@ -73,7 +75,7 @@ def leading_singular_triplet(
     scale = finite_scale(work, "w")
     work = work / scale
     v = _iterate(work, _first_vector(work, start), tolerance, max_iterations)
-    # From here `W v = s u` whatever the iteration's rounding.
+    # From here on `W v = s u` holds, whatever the rounding errors of the iteration.
     image = work @ v
     s = torch.linalg.vector_norm(image, dim=-2, keepdim=True)
     u = image / torch.where(s > 0, s, 1)
@@ -98,8 +100,8 @@ def _first_vector(w: Tensor, start: Tensor | None) -> Tensor:
 def _iterate(w: Tensor, v: Tensor, tolerance: float, max_iterations: int) -> Tensor:
     """The unit vector `(*batch, n, 1)` of the largest Ritz value, for `w` of entries at most 1.
 
-    `basis` is orthonormal and `image = W basis`, so that Rayleigh-Ritz takes the small matrix `image^T image` as it is,
-    and all remainders lie along the one vector that would come next (Krylov-Schur form, also after a restart).
+    `basis` is orthonormal and `image = W basis`, so the Rayleigh-Ritz matrix is `image^T image`, and all remainders lie
+    along the next basis vector (Krylov-Schur form, also after a restart).
     """
     basis, image = v, w @ v
     for used in range(1, max_iterations + 1):
@@ -120,7 +122,7 @@ def _iterate(w: Tensor, v: Tensor, tolerance: float, max_iterations: int) -> Ten
 
 
 def _remainder(w: Tensor, basis: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
-    """The part of `W^T W b` outside the basis, b being its last vector: as a unit vector, or zero; and its length."""
+    """The part of `W^T W b` outside the basis, where b is its last vector: a unit vector, or zero; and its length."""
     vector = w.mT @ image[..., -1:]
     whole = torch.linalg.vector_norm(vector, dim=-2, keepdim=True)
     for _ in range(2):  # twice is enough (Kahan; Parlett)

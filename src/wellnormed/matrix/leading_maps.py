@@ -1,7 +1,7 @@
 """Maps that move the largest singular value alone: the spectral hammer and spectral weight decay.
 
-LT is Training Transformers with Enforced Lipschitz Bounds, section 3.1. Neither proves a bound: `clips` has the maps
-whose result can be proved.
+LT is Training Transformers with Enforced Lipschitz Bounds, section 3.1. Neither map guarantees a bound; those of
+`clips` do.
 """
 
 from collections.abc import Callable
@@ -17,24 +17,21 @@ _TIE = 1e-6
 """Singular values relatively closer to the largest than this move with it in the derivative, which has a pole there."""
 
 
-def spectral_hammer(
-    w: Matrices, upper: float | Tensor, triplet: Triplet | None = None, *, as_published: bool = False
-) -> Matrices:
+def spectral_hammer(w: Matrices, upper: float | Tensor, triplet: Triplet | None = None) -> Matrices:
     """Set the largest singular value to `upper` if it is above: `W + (upper - s) u v^T` (LT section 3.1).
 
-    One value moves; the others stay, so the norm ends at the larger of `upper` and the second singular value, within
-    the accuracy of the triplet (1e-3 by default). With several values above `upper` it stays above: `spectral_hardcap`
-    makes a promise.
+    One value moves and the others stay, so the new norm is the larger of `upper` and the second singular value, within
+    the accuracy of the triplet (1e-3 by default). If several values exceed `upper`, so does the new norm; the result of
+    `spectral_hardcap` never does. A matrix with no value above `upper` is returned bit for bit, where LT's code raises
+    its largest value to `upper`.
+
+    The map is differentiable once, with the exact derivative for converged vectors (by a float64 SVD). The derivative
+    has a pole where two values are the largest, so values within 1e-6 of the largest are treated as moving with it.
 
     Args:
-        w: Matrices, of which zero stays zero.
-        upper: Spectral units, a number or one per matrix; no gradient flows to it.
+        w: Matrices; a zero matrix stays zero.
+        upper: In spectral units, a number or one per matrix; no gradient flows to it.
         triplet: `leading_singular_triplet(w)`, perhaps from a warm start; None computes it.
-        as_published: LT's map also *raises* a largest singular value below `upper` to it. By default such a matrix
-            comes back bit for bit.
-
-    Differentiable once, with the exact derivative of the map through converged vectors (by a float64 SVD); it has a
-    pole where two values share the top, so values within 1e-6 of the largest are treated as moving with it.
 
     Example:
         >>> spectral_hammer(torch.diag(torch.tensor([4.0, 0.5])), 1.0).diagonal().round(decimals=4)
@@ -42,15 +39,13 @@ def spectral_hammer(
     """
     check_matrix(w, "w")
     level = as_bound(upper, w, "upper")
-    zero = torch.zeros_like(level)
-    above = zero if as_published else level
-    return _moved(w, triplet, lambda bounds: check_positive(bounds[1], "upper"), above, level, zero)
+    return _moved(w, triplet, lambda bounds: check_positive(bounds[1], "upper"), level, level, torch.zeros_like(level))
 
 
 def spectral_weight_decay(w: Matrices, decay: float | Tensor, triplet: Triplet | None = None) -> Matrices:
     """Shrink the largest singular value by `1 - decay`: `W - decay s u v^T` (LT section 3.1; Yoshida and Miyato 2017).
 
-    Never larger in norm; `decay` lies in [0, 1], a number or one per matrix. Otherwise as `spectral_hammer`.
+    The norm never grows. `decay` lies in [0, 1] and is a number or one per matrix. The rest is as in `spectral_hammer`.
 
     Example:
         >>> spectral_weight_decay(torch.diag(torch.tensor([4.0, 0.5])), 0.25).diagonal().round(decimals=4)

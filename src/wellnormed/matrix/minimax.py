@@ -6,14 +6,14 @@ reached greedily: each step is the best odd approximation of 1 on the interval t
 `[l, u]` equioscillates between `1 - E` and `1 + E` and maps `[l, u]` onto that interval: in closed form for degree 3,
 by the Remez exchange for degree 5.
 
-The exact optimum cannot be run in low precision, for two reasons, and what we do about them is what `dtype` means:
+The exact optimum cannot be run in low precision, for two reasons. `dtype` decides how much is given up for each:
 
 - Just above its interval a best approximation climbs steeply (26 to 1 at the first step), so one rounding upwards
-  is magnified at every further step. Every interval is fitted with a margin at its upper end.
-- Where the interval is long, the polynomial dips to `1 - E` in its middle, which is as close to zero as its value at
-  `l`: a rounding turns large singular values over. No interval is fitted from below a cushion of some roundings.
+  is magnified at every further step. So every interval is fitted with a margin at its upper end.
+- If the interval is long, the polynomial dips to `1 - E` in its middle, as close to zero as at `l`, where a rounding
+  can change the sign of large singular values. So no interval begins below a cushion of some roundings.
 
-In float64 the error is that of the theorem to five digits, in float32 it grows by a few percent. The published table
+In float64 the error agrees with the theorem to five digits; in float32 it is a few percent larger. The published table
 does the same for bfloat16 with a safety factor of 1.01 and a cushion of 0.024.
 """
 
@@ -29,7 +29,7 @@ from wellnormed.matrix.coefficients import CoefficientSet, Step, critical_points
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _CUSHION = 4  # in units of eps: the dip, 8 times as high, then stays clear of the roundings of one step
 _LARGEST_MARGIN = 1 / 64  # two eps of bfloat16
-_NEAR_ONE = 1e-5  # of 1 - l/u: from there Newton-Schulz is within 3e-16 of the best, and Remez is all rounding
+_NEAR_ONE = 1e-5  # for 1 - l/u below it, Newton-Schulz is within 3e-16 of the best, and Remez fails by rounding
 _NEWTON_SCHULZ = (1.875, -1.25, 0.375)
 
 
@@ -42,14 +42,14 @@ def optimal_coefficients(
         lower: Low end of the interval, in (0, 1): the smallest singular value, as a fraction of the Frobenius
             norm, that is to become 1.
         steps: Number of polynomials, at least 1. Steps beyond the precision of `dtype` do no harm.
-        degree: Of each polynomial: 5 (three matrix products a step) or 3 (two).
-        dtype: Lowest precision in which the set must keep its promise; wider ones are then safe too.
+        degree: The degree of each polynomial: 5 (three matrix products a step) or 3 (two).
+        dtype: The lowest precision in which the set must be safe; wider ones are then safe too.
 
     Returns:
         A set for `msign`. Its `maximum` and `minimum` hold in exact arithmetic on `[0, upper]` and `[lower, upper]`;
-        `upper` exceeds 1 by the margin of `dtype`, so that a rounded Frobenius norm cannot leave the interval. Its
-        `safe_dtypes` are those in which the composition stays positive and below its maximum when the input
-        of every step is moved by one eps of its largest value, from `max(lower, 4 eps)` on.
+        `upper` exceeds 1 by the margin of `dtype`, so that a rounded Frobenius norm cannot leave the interval. In its
+        `safe_dtypes` the composition stays positive and below its maximum on `[max(lower, 4 eps), upper]`, even if the
+        input of every step is moved by one eps of its largest value.
 
     Example:
         >>> chosen = optimal_coefficients(0.01, 5)
@@ -105,7 +105,7 @@ def best_cubic(low: float, high: float) -> Step:
         >>> best_cubic(1.0, 1.0)
         (1.5, -0.5, 0.0)
     """
-    square = (low * low + low * high + high * high) / 3  # of the place of the maximum
+    square = (low * low + low * high + high * high) / 3  # the maximum is at its square root
     scale = 2 / (low * high * (low + high) + 2 * square**1.5)
     return 3 * square * scale, -scale, 0.0
 
@@ -130,7 +130,7 @@ def best_quintic(low: float, high: float) -> Step:
 
 
 def _survives(steps: tuple[Step, ...], lower: float, maximum: float, eps: float) -> bool:
-    """Whether one eps of the largest value, either way before every step, leaves the promise standing."""
+    """Whether the bounds hold even if one eps of the largest value is added or subtracted before every step."""
     low, high = max(lower, _CUSHION * eps), 1 + eps
     for step in steps:
         low, high = image([step], low, high)

@@ -1,8 +1,8 @@
 """The matrix sign (polar factor) `U V^T` and its multiples: exactly, or by products alone; and the exact gradient.
 
-Two ways, each with its readable reference at the end of the file: "svd", the definition in float64, and
-"newton-schulz", the polynomial of a set of `coefficients`, in float32 or with products in bfloat16. Units of a layer
-belong to `norms`.
+There are two methods: "svd", the definition in float64, and "newton-schulz", the polynomial of a set of `coefficients`,
+in float32 or with products in bfloat16. The end of the file has a readable reference of each. Units of a layer belong
+to `norms`.
 """
 
 import functools
@@ -31,9 +31,8 @@ from wellnormed.matrix.coefficients import BFLOAT16_ERROR, CoefficientSet, Step,
 
 METHODS = ("auto", "newton-schulz", "bfloat16", "svd")
 _NOTHING = 2.0**-60
-"""Entries at or below it, for a Frobenius norm of 1, are taken for 0. Of a unit that never fires, a momentum sinks by a
-factor in every step, into numbers for which products take ten times as long on a CPU; no set enlarges 2^-60 to the
-rounding of 1."""
+"""Entries at or below it count as 0 beside a Frobenius norm of 1. The momentum of a unit that never fires decays into
+denormal numbers, for which products on a CPU take ten times as long; no set enlarges 2^-60 to the rounding of 1."""
 _LONG = 2**16  # terms up to which a float32 sum of squares is off by less than 1e-6
 
 
@@ -41,20 +40,19 @@ def msign(x: Matrices, coefficients: str | CoefficientSet = "polar-express-8", m
     """`U V^T` of `x = U S V^T`: every nonzero singular value becomes 1, within the error of the coefficient set.
 
     The update of Muon and Scion is `-lr * msign(momentum)` (Modular Duality, section 4). The scale of `x` does not
-    matter. The documentation of the matrix room compares the methods in cost and error.
+    matter. The page on matrix functions compares the methods in cost and error.
 
     Args:
         x: Matrices of any floating dtype, entries from 1e-30 to 1e30.
-        coefficients: Name in `coefficients.REGISTRY`, or a set of your own; "svd" does not use it.
-        method: "newton-schulz", the polynomial of the set, which "auto" is; "bfloat16", the same with products in 16
-            bits whatever the dtype of `x`; or "svd", the sign itself. A CPU computes 16 bits in float32, unless
-            "bfloat16" is asked for.
+        coefficients: A name in `coefficients.REGISTRY`, or a `CoefficientSet`; "svd" does not use it.
+        method: "newton-schulz" ("auto") is the polynomial of the set; "bfloat16" is the same with products in bfloat16,
+            whatever the dtype of `x`; "svd" is the sign itself. On a CPU, "auto" computes 16-bit matrices in float32.
 
     Returns:
         Same shape and dtype; spectral norm at most `overshoot(coefficients, method)` within rounding: 1e-5 in float32
-        (5e-6 with "svd"), `BFLOAT16_ERROR` (2%) in 16 bits. Zero gives zero. Directions are as certain as float64 has
-        them: "svd" errs by up to `max(m, n) 2^-52` of the largest singular value over the least nonzero one, and counts
-        values as zero at or below `max(m, n) 2^-52` of the largest. The gradient (reverse mode, forward mode once,
+        (5e-6 with "svd"), `BFLOAT16_ERROR` (2%) in 16 bits. Zero gives zero. The error of "svd" is up to
+        `max(m, n) 2^-52` times the largest singular value over the least nonzero one; values at or below
+        `max(m, n) 2^-52` of the largest count as zero. The gradient (reverse mode, forward mode once,
         `torch.func.vmap`) is that of the exact polar factor, whatever the method.
 
     Example:
@@ -76,12 +74,12 @@ def msign(x: Matrices, coefficients: str | CoefficientSet = "polar-express-8", m
 
 
 def coarse_msign(x: Matrices, size: float, coefficients: str | CoefficientSet, method: str = "auto") -> Matrices:
-    """`size * msign(x)` for a step: of norm at most `size * overshoot(coefficients, method)`, but less accurate.
+    """`size * msign(x)` for an optimizer's step: less accurate, but of norm at most `size * overshoot(...)`.
 
-    "auto" multiplies float32 and bfloat16 matrices in bfloat16 where the device has instructions for that, if the set's
-    own error is larger than that of the rounding (jordan-5, you-5-nanogpt; not polar-express-8), and if the products
-    are large enough to save time (`CALL`). The spectral norm could then exceed the overshoot by 2%, so the result is
-    divided by 1.02.
+    "auto" multiplies float32 and bfloat16 matrices in bfloat16 if three conditions hold: the device has instructions
+    for that, the error of the set is larger than that of the rounding (jordan-5, you-5-nanogpt; not polar-express-8),
+    and the products are large enough to save time (`CALL`). The spectral norm could then exceed the overshoot by 2%, so
+    the result is divided by 1.02.
     """
     half = method == "auto" and x.dtype in (torch.float32, torch.bfloat16) and min(x.shape[-2:]) ** 3 >= CALL
     if half and get(coefficients).coarser_than_bfloat16 and multiplies_bfloat16(x.device.type):
@@ -95,7 +93,7 @@ def stiefel_project(
 ) -> Matrices:
     """Push every nonzero singular value to `scale`: `scale * msign(w)`, square or not (LT section 3.1).
 
-    LT follows J. You's set, with which values end within 0.9955 and 0.9994 of `scale`. `scale` is positive, in spectral
+    LT uses J. You's set, which takes values to between 0.9955 and 0.9994 of `scale`. `scale` is positive, in spectral
     units, a number or one per matrix; no gradient flows to it. Everything else is as in `msign`.
 
     Example:
@@ -113,10 +111,10 @@ def stiefel_project(
 def semi_orthogonal(x: Matrices) -> Matrices:
     """`U V^T` by products alone in float32, repeated until it is orthogonal within rounding: for large random matrices.
 
-    The coefficients of "polar-express-8" lead most singular values to 1; steps `s (15 - 10 s^2 + 3 s^4) / 8`, which
-    multiply small ones by 15/8, lead the others there. Every singular value ends within 1e-5 of 1: also one that is
-    lost in the rounding of float32, in a direction of that rounding; where there is not even that, x is refused. The
-    result is of float32, whatever the dtype of x.
+    The coefficients of "polar-express-8" take most singular values to 1; steps `s (15 - 10 s^2 + 3 s^4) / 8`, which
+    multiply small values by 15/8, take the others there. Every singular value ends within 1e-5 of 1. If one is below
+    the rounding of float32, its direction is decided by rounding errors; a matrix for which even these give none is
+    refused. The result is float32, whatever the dtype of x.
 
     Example:
         >>> x = semi_orthogonal(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
@@ -134,7 +132,7 @@ def semi_orthogonal(x: Matrices) -> Matrices:
         x = times_symmetric(x, symmetric_product(gram, gram, gram, beta=-1.25, alpha=0.375), x, beta=1.875)
         if converged:
             return x
-    raise ValueError("semi_orthogonal: x has no full rank, or nearly so; use msign(x, method='svd')")
+    raise ValueError("semi_orthogonal: x is rank-deficient, or nearly so; use msign(x, method='svd')")
 
 
 def overshoot(coefficients: str | CoefficientSet, method: str = "auto") -> float:
@@ -148,7 +146,7 @@ def overshoot(coefficients: str | CoefficientSet, method: str = "auto") -> float
 
 
 def _exact(x: Tensor, *_: Tensor) -> Tensor:
-    """`U V^T` by a float64 singular value decomposition, without what is rounding of zero."""
+    """`U V^T` by a float64 singular value decomposition, without singular values that are rounding errors of zero."""
     if x.shape[-2] < x.shape[-1]:
         return _exact(x.mT).mT.contiguous()
     wide = x.double()
@@ -162,17 +160,17 @@ def _polynomial(x: Tensor, *_: Tensor, chosen: CoefficientSet, half: bool) -> Te
         return _polynomial(x.mT, chosen=chosen, half=half).mT.contiguous()
     work = x.to(working_dtype(x))
     work = work / finite_scale(work, "x")  # squares of 1e-30 or 1e30 leave the range of float32
-    # By rows, or what lies in memory like rows: one float32 sum is off by 3e-5 at 768 x 3072, and a float64 copy takes
-    # as long as a product.
+    # Summed along the contiguous axis first: one float32 sum is off by 3e-5 at 768 x 3072, and a float64 copy takes as
+    # long as a product.
     by = -1 if work.stride(-1) == 1 else -2
     summed = torch.float64 if work.shape[by] > _LONG else work.dtype
     rows = torch.linalg.vector_norm(work, dim=by, keepdim=True, dtype=summed)
     frobenius = torch.linalg.matrix_norm(rows, keepdim=True, dtype=torch.float64)
-    # Largest entry at least 1/2: only a zero matrix has a smaller norm.
+    # The largest entry is at least 1/2, so only a zero matrix has a smaller norm.
     norm = chosen.scale * frobenius.clamp_min(0.5) + chosen.epsilon
     if work.ndim == 3 and work.shape[0] == 1:
         work, norm = work[0], norm[0]
-    work.div_(norm.to(work.dtype))  # a copy since it was scaled
+    work.div_(norm.to(work.dtype))  # `work` is a copy since it was scaled
     if work.dtype == torch.float32:
         work = torch.nn.functional.hardshrink(work, _NOTHING)
     if half or x.dtype.itemsize == 2:
@@ -180,23 +178,23 @@ def _polynomial(x: Tensor, *_: Tensor, chosen: CoefficientSet, half: bool) -> Te
     paired = work.shape[-2] >= 2 * work.shape[-1] and (work.dtype.itemsize > 2 or chosen.bears_half_rounding)
     count = 2 if paired else 1
     for i in range(0, len(chosen.steps), count):
-        work = newton_schulz(work, *chosen.steps[i : i + count])  # under the same name, so that what came in is freed
+        work = newton_schulz(work, *chosen.steps[i : i + count])  # reusing the name frees the previous matrix
     return work.to(x.dtype).reshape(x.shape)
 
 
 def newton_schulz(x: Tensor, first: Step, second: Step | None = None) -> Tensor:
     """`X <- a X + X (b G + c G^2)` with `G = X^T X`, once or twice, for matrices of spectral norm near 1 at most.
 
-    Two products with X (`2 m n^2` operations each) and one of the small side (`2 n^3`) per step, none where `c` is 0.
-    Two steps make one multiplier of X: the second one's Gram matrix is `Q G Q` with the first one's
-    `Q = a I + b G + c G^2`. That saves two products with X for three of the small side, so it pays for long matrices.
-    As it stops after two steps, the growth of rounding below zero that a longer iteration on G has does not begin.
+    A step takes two products with X (`2 m n^2` operations each) and one of the small side (`2 n^3`), or none of these
+    if `c` is 0. Two steps are combined into one multiplier of X: with `Q = a I + b G + c G^2` of the first step, the
+    Gram matrix of the second is `Q G Q`. This replaces two products with X by three of the small side, which pays for
+    long matrices. A longer iteration on G would let rounding errors grow into negative eigenvalues; two steps do not.
     """
     g = symmetric_product(x.mT, x)
     a, b, c = first
     r = symmetric_product(g, g, g, beta=b, alpha=c) if c else b * g
     if second is None:
-        del g  # the product with X is as large as X; what led to its multiplier is freed first
+        del g  # freed before the product with X, which is as large as X
         return times_symmetric(x, r, x, beta=a)
     r.diagonal(dim1=-2, dim2=-1).add_(a)
     g = symmetric_product(symmetric_product(r, g), r)
@@ -228,12 +226,12 @@ def multiplies_bfloat16(device: str) -> bool:
     return torch.backends.mkldnn.is_available() and bool(native)
 
 
-# What `torch.compiler.assume_constant_result` does, which imports the compiler: another second for `import wellnormed`.
+# `torch.compiler.assume_constant_result` does this, but imports the compiler, which adds a second to the import.
 multiplies_bfloat16._dynamo_marked_constant = True  # pyrefly: ignore
 
 
 def exact_reference(x: Tensor) -> Tensor:
-    """`msign(x, method="svd")` of one matrix in three lines, without its care for scale, rank and 16 bits.
+    """`msign(x, method="svd")` of one matrix in two lines, without the treatment of scale, rank and 16 bits.
 
     Example:
         >>> x = torch.tensor([[3.0, 1.0], [0.0, -0.5]])
@@ -245,7 +243,7 @@ def exact_reference(x: Tensor) -> Tensor:
 
 
 def products_reference(x: Tensor, steps: tuple[Step, ...]) -> Tensor:
-    """`msign` of one matrix by the steps of a set in five lines (Jordan, 2024), without what makes it fast.
+    """`msign` of one matrix by the steps of a set (Jordan, 2024), readable and slow.
 
     Example:
         >>> x = torch.tensor([[3.0, 1.0], [0.0, -0.5]])

@@ -40,11 +40,11 @@ def soft_cap(w: Matrices, strength: float | Tensor) -> Matrices:
 
 @all_digits()
 def _polynomial(w: Tensor, alpha: Tensor) -> Tensor:
-    """`W (1 - 3 t^2 + 3 t^3 - t^4)` with `t = a W^T W`, on the smaller side; what is left alone is not rounded."""
+    """`W (1 - 3 t^2 + 3 t^3 - t^4)` with `t = a W^T W` of the smaller side, as W plus a correction, to keep W exact."""
     if w.shape[-2] < w.shape[-1]:
         return _polynomial(w.mT, alpha).mT
     work = w.to(working_dtype(w))
-    # The root of a multiplies W: at |W| = 1e30, a = 1e-60 is no float32 number, but sqrt(a) W is of order 1.
+    # sqrt(a) multiplies W: at |W| = 1e30, a = 1e-60 underflows in float32, but sqrt(a) W is of order 1.
     multiple = work * alpha.sqrt().to(work.dtype)[..., None, None]
     t = symmetric_product(multiple.mT, multiple)
     square = symmetric_product(t, t)
@@ -88,7 +88,7 @@ def reached_norm(cap: float, update_norm: float, decay: float = 0.0) -> float:
     require_numbers("", {"cap": cap}, POSITIVE, "to keep a weight at zero, freeze it")
     require_numbers("", {"update_norm": update_norm}, NOT_NEGATIVE, "give learning rate x overshoot")
     if not 0 <= decay < 1:
-        raise ValueError(f"decay={decay} must lie in [0, 1); give lambda x learning rate, what a step removes")
+        raise ValueError(f"decay={decay} must lie in [0, 1); give lambda x learning rate, which a step removes")
     return cap * (1 - decay) + update_norm
 
 
@@ -100,5 +100,5 @@ def root_strength(ratio: float) -> float:
             low = middle
         else:
             high = middle
-    # Evaluating the bracket near t = 0 rounds 1 - 3 t^2 to a multiple of 2^-53: move t up by what that can hide.
+    # Near t = 0 the bracket rounds 1 - 3 t^2 to a multiple of 2^-53: move t up by the error that this can cause.
     return (high + 2.0**-52 / high) / ratio**2

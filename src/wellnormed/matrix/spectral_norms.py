@@ -13,16 +13,15 @@ METHODS = ("auto", "eigenvalue", "products")
 
 
 def spectral_norm(w: Matrices, method: str = "auto") -> Tensor:
-    """Largest singular value, an estimate and not a proof.
+    """Estimate the largest singular value of each matrix; `spectral_norm_upper_bound` proves a bound.
 
-    With `method="eigenvalue"`, which "auto" takes on a CPU, it is found from the float64 Gram matrix and good to
-    rounding; with `"products"`, which "auto" takes elsewhere, by products of float32 and one with a vector in float64:
-    good to 1e-6 where the largest singular value exceeds the others by a thousandth, and at most 6.2e-5 below where it
-    does not.
+    `method="eigenvalue"`, the default ("auto") on a CPU, uses the float64 Gram matrix and is exact to rounding.
+    `"products"`, the default elsewhere, uses float32 products and one float64 product with a vector. It is exact to
+    1e-6 if the largest singular value exceeds the others by a thousandth, and at most 6.2e-5 too small otherwise.
 
-    One norm per matrix, `(*batch,)`, in plain spectral (l2 -> l2) units, rounded down to `w`'s dtype, so that it does
-    not exceed `spectral_norm_upper_bound`; infinity where it lies beyond that dtype. Differentiable (a subgradient
-    where the largest singular value is repeated; zero at zero).
+    The result is `(*batch,)`, in plain spectral (l2 -> l2) units, rounded down to `w`'s dtype so that it does not
+    exceed `spectral_norm_upper_bound`; infinity if that dtype cannot hold it. It is differentiable (a subgradient where
+    the largest singular value is repeated; zero at zero).
 
     Example:
         >>> spectral_norm(torch.tensor([[3.0, 0.0], [4.0, 0.0]]))
@@ -34,7 +33,7 @@ def spectral_norm(w: Matrices, method: str = "auto") -> Tensor:
 
 
 def _method(method: str, w: Tensor) -> str:
-    """The method by name; "auto" is that of the device."""
+    """The method that a name means; "auto" depends on the device."""
     require_choice("method", method, METHODS, "'auto' picks by the device")
     return method if method != "auto" else "eigenvalue" if w.device.type == "cpu" else "products"
 
@@ -46,15 +45,12 @@ def _leading_product(x: Tensor) -> Tensor:
 
 
 class _LargestSingularValue(Derivative):
-    def __init__(self, *_: Tensor) -> None:
-        """The largest singular value depends on no bound."""
-
     def along(self, x: Tensor, tangent: Tensor) -> Tensor:
         return (_leading_product(x) * tangent).sum((-2, -1)).to(tangent.dtype)
 
     def adjoint(self, x: Tensor, gradient: Tensor) -> Tensor:
         g = gradient[..., None, None]
-        x = torch.where(g == 0, x.detach(), x)  # of which nothing depends on x, so that no second derivative is NaN
+        x = torch.where(g == 0, x.detach(), x)  # detached where unused, so that no second derivative is NaN
         return (_leading_product(x) * g).to(x.dtype)
 
 
@@ -70,19 +66,19 @@ def _rounded_down(value: Tensor, dtype: torch.dtype) -> Tensor:
     # A few roundings of float64 first: an eigenvalue solver is not monotone in its last bits.
     rounded = (value * (1 - 2.0**-48)).to(dtype)
     above = rounded.double() > value
-    above &= rounded.isfinite()  # what lies beyond the dtype is infinite
+    above &= rounded.isfinite()  # a value beyond the dtype stays infinite
     return torch.where(above, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
 
 
 def spectral_normalize(w: Matrices, upper: float | Tensor, method: str = "auto") -> Matrices:
     """Divide a matrix that is too large by its spectral norm: `w * min(1, upper / norm)`.
 
-    `norm` comes from the largest eigenvalue of the float64 Gram matrix, not from a power iteration, which stays below
-    the norm and lets the result exceed the cap (about 10% in the runs of Training Transformers with Enforced Lipschitz
-    Bounds, LT). Costs `2 m n^2 + 4 n^3` operations in float64, w read twice. With `method="products"`, which "auto"
-    takes where the device is no CPU, it is `proved_bound`: products in float32 and a proof of `2 m n^2 + n^3 / 3`
-    operations in float64. That is up to 6.2e-5 too large: a matrix so close to its cap is scaled as well. The other
-    method is "eigenvalue".
+    With `method="eigenvalue"`, the default ("auto") on a CPU, `norm` is computed from the largest eigenvalue of the
+    float64 Gram matrix, by `2 m n^2 + 4 n^3` operations. A power iteration would stay below the norm, and the result
+    could exceed the cap (by about 10% in the runs of Training Transformers with Enforced Lipschitz Bounds, LT). With
+    `method="products"`, the default elsewhere, `norm` is `proved_bound`: products in float32 and a proof of
+    `2 m n^2 + n^3 / 3` operations in float64. It is up to 6.2e-5 too large, so a matrix this close to its cap is scaled
+    as well.
 
     The cap `upper` is in spectral units, a number or one per matrix, and the norm of the result exceeds it at most by
     the rounding of its entries; inside the ball `w` comes back bit for bit. Differentiable in `w` (reverse mode,
