@@ -1,7 +1,7 @@
-"""What every norm of a weight promises.
+"""The interface of norms of weights.
 
 A norm acts on the trailing `ndim` dimensions of a tensor; leading dimensions are a batch. It knows nothing of
-optimizers: an update is `-lr * norm.dualize(momentum)`, whoever computes it.
+optimizers, which take the update `-lr * norm.dualize(momentum)`.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ class Norm(ABC):
     """
 
     measures: ClassVar[Literal["singular values", "lengths", "entries"] | None] = None
-    """What the norm is the largest of, in units: singular values of slices, lengths of columns, rows or vectors, or
-    entries. The oracle makes these equal, and a projection cuts them. None for a norm that is no such maximum."""
+    """The norm is the largest of these, in units: singular values of slices, lengths of columns, rows or vectors, or
+    entries. The oracle makes them equal, and a projection clips them. None for a norm that is not such a maximum."""
 
     @property
     def ndim(self) -> int:
@@ -43,7 +43,7 @@ class Norm(ABC):
 
     @property
     def label(self) -> str:
-        """The norm in a table: its name and what it is set to, without axes, which the weight's layout decides.
+        """The norm as tables show it: its name and its settings, without axes, which the weight's layout decides.
 
         Example:
             >>> from wellnormed.norms import ColNorm, Spectral, Split
@@ -75,37 +75,37 @@ class Norm(ABC):
 
     @torch.no_grad()
     def start_(self, weight: Tensor, radius: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
-        """Fill one weight, in place, where its training starts: with a random point of the sphere, by default."""
+        """Fill one weight, in place, with its start of training: by default a random point of the sphere."""
         return self.initialize_(weight, generator).mul_(radius)
 
     def upper_bound(self, weight: Tensor) -> Tensor:
         """A proved bound from above on `norm(weight)`, float64, shape `(*batch,)`.
 
-        The default serves sums of squares or of absolute values, for which the rounding margin of the sum is a proof.
+        The default is for sums of squares or of absolute values: it adds a proved bound on the rounding of the sum.
         """
         count = math.prod(weight.shape[weight.ndim - self.ndim :])
         return self.norm(weight.detach().double()) * (1 + 2 * (count + 4) * 2.0**-53)
 
     def bound_on_device(self, weight: Tensor) -> Tensor:
-        """A proved bound on `norm(weight)` as `upper_bound`, but on the weight's device; at most 1e-4 larger there."""
+        """A proved bound on `norm(weight)`, computed on the weight's device; at most 1e-4 larger than `upper_bound`."""
         return self.upper_bound(weight)
 
     def group_norms(self, weight: Tensor) -> Tensor:
-        """A bound on the norm of every group that is measured alone, with the dimensions of the weight; one group."""
+        """A bound on the norm of every group of entries, with the dimensions of the weight; by default one group."""
         bound = self.bound_on_device(weight)
         return bound.reshape(bound.shape + (1,) * self.ndim)
 
     def within(self, weight: Tensor, bound: float | Tensor) -> Tensor:
-        """Whether `norm(weight) <= bound` is proved, `(*batch,)`; where it can be, without computing the norm.
+        """Whether `norm(weight) <= bound` is proved, `(*batch,)`; if possible without computing the norm.
 
         The bound is a number, or float64 of the batch shape on the weight's device.
         """
         return self.upper_bound(weight) <= bound
 
     def blocks(self, weight: Tensor) -> list[tuple[Tensor, float]]:
-        """The parts that make up a weight, in batches `(parts, m, n)`, with the singular value of a part of norm 1.
+        """The parts of a weight, in batches `(parts, m, n)`, each with the largest singular value of a part of norm 1.
 
-        That value is the largest one of a matrix, and the Euclidean norm of a vector.
+        The largest singular value of a vector is its Euclidean norm.
         """
         raise NotImplementedError(f"{self!r} is not the largest size of a part of the weight")
 
@@ -122,13 +122,13 @@ class Norm(ABC):
         raise NotImplementedError(f"{self!r} does not measure singular values")
 
     def on_slices(self, weight: Tensor, function: Callable[[Tensor, float], Tensor]) -> Tensor:
-        """The weight with a function of its slices, and of the singular value that is one unit, applied to each."""
+        """The weight with each batch of slices replaced by `function(slices, unit)`; see `slice_units`."""
         return self.from_slices(list(map(function, self.slices(weight), self.slice_units(weight))), weight)
 
     def project(self, weight: Tensor, radius: float) -> Tensor:
-        """The weights, each brought into the ball of a radius: parts that are larger move to the radius, and no others.
+        """The weights, projected into the ball of a radius: parts that are larger shrink to the radius, others stay.
 
-        Rounding may leave the result a little above the radius.
+        Rounding may leave the result slightly above the radius.
         """
         raise NotImplementedError(f"{self!r} has no projection onto its ball; use SpectralConv, or a Sphere")
 
@@ -157,7 +157,7 @@ def rms(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 
 
 def widened(x: Tensor) -> Tensor:
-    """The tensor, in float32 if it has 16 bits: squares of small gradients leave the range of float16."""
+    """The tensor, in float32 if it has 16 bits, because squares of small gradients underflow in float16."""
     return x if x.dtype.itemsize > 2 else x.float()
 
 
@@ -167,6 +167,6 @@ def entries(x: Tensor, ndim: int) -> Tensor:
 
 
 def normal_like(weight: Tensor, generator: torch.Generator | None, dtype: torch.dtype | None = None) -> Tensor:
-    """Gaussian entries in a weight's shape, drawn where the generator lives, which may not be the weight's device."""
+    """Gaussian entries in a weight's shape, drawn on the generator's device, which may not be the weight's."""
     device = weight.device if generator is None else generator.device
     return torch.empty(weight.shape, dtype=dtype or weight.dtype, device=device).normal_(generator=generator)

@@ -24,11 +24,11 @@ class SpectralConv(Lifted):
     - `"positions"`: `K max_t |W_t|_{RMS -> RMS}` over the kernel's positions (MD example 7, for 2-D kernels). It bounds
       the largest RMS of a pixel of the output when every pixel of the input has RMS at most 1, and
       `sqrt(d_in / d_out)` times the l2 operator norm, for any stride and zero padding.
-    - `"patches"`: `K sqrt(d_in / d_out) sigma_max` of the kernel as one matrix `(d_out, d_in K)`, one product instead
-      of K (LMO's released code, whose start is that of the other mode and lies in this ball only up to `sqrt(K)`). It
-      is never below the first.
-    - `"matrix"`: the norm `inner` of the kernel as one matrix `(d_out, d_in K)`, in that matrix's unit, as Muon's
-      named rules of a step's length take a kernel (`adjust_lr_fn`). It bounds no norm of the operator.
+    - `"patches"`: `K sqrt(d_in / d_out) sigma_max` of the kernel as one matrix `(d_out, d_in K)`; the oracle takes one
+      product instead of K. It is never below the first. (LMO's released code uses it, but starts as for the first, up
+      to `sqrt(K)` outside of this ball.)
+    - `"matrix"`: the norm `inner` of the kernel as one matrix `(d_out, d_in K)`, in that matrix's unit. The rules of
+      Muon's `adjust_lr_fn` treat kernels this way. It bounds no norm of the operator.
 
     With groups, the largest over the groups. A strided transposed convolution adds fewer than K positions to a pixel,
     so its norm is overstated.
@@ -37,8 +37,8 @@ class SpectralConv(Lifted):
         spatial: Dimensions of the image, 1 to 3.
         groups: Groups of the convolution.
         transposed: The weight is `(d_in, d_out / groups, *k)`, as in `nn.ConvTranspose2d`.
-        inner: Settings of the oracle; its unit of `(d_out, d_in)`, divided by K, is this norm's.
-            Kernels have their own layout: leave `input_axis` alone.
+        inner: Settings of the oracle; its unit of `(d_out, d_in)`, divided by K, is the unit of this norm. Its
+            `input_axis` must be 1, since kernels have a layout of their own.
 
     Example:
         >>> w = SpectralConv().initialize_(torch.empty(8, 4, 3, 3), torch.Generator().manual_seed(0))
@@ -57,8 +57,8 @@ class SpectralConv(Lifted):
         require_choice("SpectralConv: spatial", self.spatial, (1, 2, 3), "it counts the dimensions of the image")
         if not isinstance(self.inner, Spectral) or self.inner.input_axis != 1:
             raise ValueError(
-                f"SpectralConv: inner={self.inner!r} must be a Spectral with input_axis=1, for kernels have their own "
-                "layout; for those stored input first, say transposed=True"
+                f"SpectralConv: inner={self.inner!r} must be a Spectral with input_axis=1, since kernels have "
+                "a layout of their own; for kernels stored input first, pass transposed=True"
             )
         if self.groups < 1:
             raise ValueError(f"SpectralConv: groups={self.groups} must be at least 1")

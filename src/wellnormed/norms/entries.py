@@ -1,4 +1,4 @@
-"""Norms that are the largest entry: their oracle is the sign (Norm-Constrained LMOs, tables 2 to 4)."""
+"""Norms by the largest entry, whose oracle is the sign (Norm-Constrained LMOs, tables 2 to 4)."""
 
 import math
 from dataclasses import dataclass
@@ -41,14 +41,14 @@ class _LargestEntry(Norm):
 class Sign(_LargestEntry):
     """1 -> infinity operator norm: the largest entry in absolute value. Its oracle is the sign (Signum).
 
-    The norm of heads that map to logits, and of tables of additive attention biases, where it bounds what one entry
+    It is used for heads that map to logits, and for tables of additive attention biases, where it bounds what one entry
     can add to a logit. `normalized` multiplies it by the number of inputs `d_in` (LMO table 3, last layer; the released
-    code's default), which bounds both RMS -> infinity and infinity -> infinity; the oracle is `sign / d_in`.
+    code's default). Then it bounds the RMS -> infinity and infinity -> infinity norms, and the oracle is `sign / d_in`.
 
     Args:
         ndim: Dimensions of the weight: 2 for a matrix, 3 to 5 for a convolution's kernel, 1 for a vector.
-        output_axis: Axis that indexes outputs; `d_in` is the product of the others. 0 where outputs come first, 1
-            for transposed convolutions, where with groups it counts the inputs of all groups.
+        output_axis: Axis that indexes outputs; `d_in` is the product of the others. It is 0 if outputs come first, 1
+            for transposed convolutions, whose `d_in` counts the inputs of all groups.
 
     Example:
         >>> Sign(normalized=True).dualize(torch.tensor([[3.0, -1.0]]))
@@ -89,10 +89,10 @@ class Sign(_LargestEntry):
 
 @dataclass(frozen=True, repr=False)
 class Gain(_LargestEntry):
-    """The largest gain in absolute value: the RMS -> RMS norm of a diagonal map, as the gains of norm layers are.
+    """The largest gain in absolute value: the RMS -> RMS norm of a diagonal map, such as the gains of a norm layer.
 
-    A gain starts at 1 everywhere, which lies on the sphere; the oracle is the sign. With `ndim=0` it is one number
-    that multiplies all.
+    Gains start at 1, which lies on the sphere; the oracle is the sign. With `ndim=0` the weight is one number that
+    multiplies all entries.
 
     Example:
         >>> Gain().norm(torch.tensor([1.0, -2.0]))
@@ -108,5 +108,5 @@ class Gain(_LargestEntry):
 
     @torch.no_grad()
     def start_(self, weight: Tensor, radius: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
-        """Fill with ones, whatever the radius; all zeros stay, for their layer starts without its branch."""
+        """Fill with ones, whatever the radius; all zeros stay, because their layer starts without its branch."""
         return self.initialize_(weight) if bool(weight.any()) else weight

@@ -1,7 +1,7 @@
 """Norms by root mean squares: of a matrix's columns or rows, of a vector, of all entries of a tensor.
 
-Sources: Norm-Constrained LMOs, tables 1 to 4; Modular Duality, table 1. The norm of a vector that multiplies entry by
-entry is `entries.Gain`.
+Sources: Norm-Constrained LMOs, tables 1 to 4; Modular Duality, table 1. Vectors that multiply entry by entry have the
+norm `entries.Gain`.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 from wellnormed._inputs import require_numbers
 from wellnormed.norms.base import Norm, entries, normal_like, rms, widened
 
-_INSIDE = 1 - 1e-6  # where random groups start: rounding in float32 must not carry them out of the unit ball
+_INSIDE = 1 - 1e-6  # the norm of random groups at the start: float32 rounding must not move them out of the unit ball
 
 
 class _LargestRMS(Norm):
@@ -30,7 +30,7 @@ class _LargestRMS(Norm):
         return 1.0
 
     def _count(self, weight: Tensor) -> int:
-        return math.prod([weight.shape[dim] for dim in self._dims()])  # of a generator torch.compile has no product
+        return math.prod([weight.shape[dim] for dim in self._dims()])  # a list, since torch.compile refuses generators
 
     def _sizes(self, weight: Tensor) -> Tensor:
         """The RMS of every group, with the dimensions of the weight."""
@@ -56,7 +56,7 @@ class _LargestRMS(Norm):
         return entries(self._sizes(gradient), self.ndim).sum(-1) * (count * self._unit(count))
 
     def _divisors(self, sizes: Tensor) -> Tensor:
-        """What the oracle divides groups of these sizes by."""
+        """The numbers by which the oracle divides groups of these sizes."""
         return sizes
 
     def dualize(self, gradient: Tensor) -> Tensor:
@@ -78,9 +78,9 @@ class ColNorm(_LargestRMS):
     Args:
         input_axis: 1 if inputs index columns, as in an `nn.Linear` of shape `(d_out, d_in)`; 0 if they index rows, as
             in an `nn.Embedding` of shape `(symbols, width)`.
-        max_inflation: The most by which `dualize` may inflate a symbol's gradient over the batch's largest one. A rare
-            symbol's stale momentum would otherwise become a full step for hundreds of steps (LT appendix F, which
-            uses 16). The exact oracle, which attains the dual norm, is `float("inf")`.
+        max_inflation: `dualize` enlarges no symbol's gradient by more than this factor relative to the largest one.
+            Without it, the stale momentum of a rare symbol gives full steps for hundreds of steps (LT appendix F, which
+            uses 16). `float("inf")` is the exact oracle, which attains the dual norm.
 
     Example:
         >>> ColNorm(input_axis=0).norm(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))

@@ -16,7 +16,7 @@ from wellnormed.norms.spectral import RMS_TO_RMS, MatrixNorm
 
 
 class Lifted(MatrixNorm):
-    """The largest inner norm over the parts of a weight, which are cut into batches and joined again."""
+    """The largest norm `inner` over the parts of a weight; subclasses cut a weight into parts and join them again."""
 
     inner: MatrixNorm
 
@@ -24,7 +24,7 @@ class Lifted(MatrixNorm):
         if not isinstance(self.inner, MatrixNorm):
             raise ValueError(
                 f"{type(self).__name__}: inner must be a norm of matrices, got {self.inner!r}; give a norm by entries "
-                "or columns to the whole weight, where it is the largest over the parts already"
+                "or columns to the whole weight, since it is a maximum over the parts already"
             )
 
     @abstractmethod
@@ -55,7 +55,7 @@ class Lifted(MatrixNorm):
 
 
 class _Parts(Lifted):
-    """Parts that lie along one dimension; `parts` is their number, or the size of each."""
+    """Parts along one dimension; `parts` is their number, or the size of each."""
 
     parts: int | tuple[int, ...]
     dim: int = 0
@@ -107,8 +107,8 @@ class _Parts(Lifted):
 class Split(_Parts):
     """The largest norm, `inner`, over the parts of a fused weight: queries, keys and values, say.
 
-    `parts` is how many of equal size there are, or the size of each. They lie along the dimension `dim` of one weight;
-    0 is the outputs of a matrix.
+    `parts` is the number of parts of equal size, or the size of each. They lie along the dimension `dim` of one weight;
+    0 is the axis of a matrix's outputs.
 
     Example:
         >>> qkv = torch.cat([torch.eye(4), 3 * torch.eye(4), torch.eye(4)])
@@ -125,8 +125,8 @@ class Split(_Parts):
 class PerHead(_Parts):
     """The largest norm, `inner`, over a projection's `heads` slices of rows, each of shape `(d_out / heads, d_in)`.
 
-    Heads may attend to different tokens, so a bound on attention needs the norm of each head's own slice. The slices
-    lie along the dimension `dim` of one weight; 0 is the outputs of a matrix.
+    Heads may attend to different tokens, so a bound on attention needs the norm of each head's slice. The slices lie
+    along the dimension `dim` of one weight; 0 is the axis of a matrix's outputs.
 
     Example:
         >>> PerHead(4).norm(torch.eye(8))

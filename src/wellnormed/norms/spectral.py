@@ -1,8 +1,8 @@
 """Norms by singular values, and the usual one, the RMS -> RMS operator norm of a matrix.
 
-Norms of weights that hold several matrices are in `slices`, those of kernels in `convolution`. The usual norm is
-`|W| = sqrt(d_in / d_out) * sigma_max(W)` for a weight of shape `(d_out, d_in)`: the most that
-the RMS of a vector can grow (LT section 3.1; Modular Duality, section 3).
+Norms of weights that hold several matrices are in `slices`, those of kernels in `convolution`. The usual norm of a
+weight of shape `(d_out, d_in)` is `|W| = sqrt(d_in / d_out) * sigma_max(W)`: the largest factor by which W multiplies
+the RMS of a vector (LT section 3.1; Modular Duality, section 3).
 """
 
 import math
@@ -32,14 +32,14 @@ from wellnormed.norms.base import Norm, normal_like
 Units = Literal["rms", "l2", "pixels", "one-hot", "match-rms-adamw"]
 
 LARGE = 2**20
-"""Entries from which on a weight starts by products: an SVD in float64 takes seconds from there on."""
+"""The number of entries from which on a weight's start is computed by products; a float64 SVD would take seconds."""
 
 
 class MatrixNorm(Norm):
     """A norm that is the largest, over one or more slices, of a multiple of the slice's largest singular value.
 
-    So the dual norm is the sum of the slices' own, and the oracle acts on every slice alone (Modular Duality, section
-    4.1 says it for kernels). Slices of equal size are treated as one batch, and spectral constraints act on them.
+    So the dual norm is the sum of the slices' dual norms, and the oracle acts on every slice alone (Modular Duality,
+    section 4.1, has this for kernels). Slices of equal size form one batch, and spectral constraints act on them.
     """
 
     measures = "singular values"
@@ -71,7 +71,7 @@ class MatrixNorm(Norm):
     def initialize_(self, weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Fill every slice with a random semi-orthogonal matrix of norm 1; nothing happens on the meta device.
 
-        In float64 by an SVD, and for weights of 2^20 entries or more in float32 by products.
+        It is computed in float64 by an SVD, or for weights of 2^20 entries or more in float32 by products.
         """
         if weight.is_meta:
             return weight
@@ -123,10 +123,10 @@ class Spectral(MatrixNorm):
     """RMS -> RMS operator norm of `(d_out, d_in)` matrices; its oracle is Muon's orthogonalised update.
 
     Args:
-        coefficients: Set of the registry with which `dualize` approximates the matrix sign. Its overshoot is declared.
+        coefficients: The coefficient set with which `dualize` approximates the matrix sign; `overshoot` is its bound.
         method: Method of `msign`.
-        units: The unit of the norm, as a largest singular value. "rms": `sqrt(d_out / d_in)`. "l2": 1. "pixels", for a
-            first layer that may see more pixels than it has outputs: `max(1, sqrt(d_out / d_in))`, without which a
+        units: The largest singular value of a matrix of norm 1. "rms": `sqrt(d_out / d_in)`. "l2": 1. "pixels", for a
+            first layer that may have more pixels as inputs than outputs: `max(1, sqrt(d_out / d_in))`, without which a
             learning rate found at a small width does not transfer (LMO table 3, insight 3.2 iii); it is also Muon's
             original choice. "one-hot", the 2 -> RMS norm: `sqrt(d_out)` (LMO table 4, which prefers `ColNorm`).
             "match-rms-adamw": `0.2 sqrt(max(d_out, d_in))`, so that entries of an update are as large as AdamW's (Liu

@@ -1,4 +1,4 @@
-"""Which parameter of a model gets which norm, and where training starts."""
+"""The assignment of norms to a model's parameters, and the start of training."""
 
 from wellnormed.routing.assignment import AssignedParameter as AssignedParameter
 from wellnormed.routing.assignment import Assignment as Assignment

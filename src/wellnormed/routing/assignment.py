@@ -1,7 +1,7 @@
-"""Which parameter of a model gets which norm: total, printable, and never silent.
+"""The assignment of norms to all parameters of a model, which can be printed and leaves nothing out silently.
 
-Overrides by pattern come first; then a layer that knows its own structure and says so by a method `parameter_norms()`
-(name -> norm); then the recipe (`recipes`), by the parameter's role (`roles`). What remains without a norm is an error.
+Overrides by pattern come first; then layers with a method `parameter_norms()` (name -> norm); then the recipe
+(`recipes`), by the parameter's role (`roles`). A parameter that gets no norm is an error.
 """
 
 from collections import defaultdict
@@ -27,11 +27,11 @@ from wellnormed.routing.tables import aligned, grouped
 
 @dataclass(frozen=True)
 class AssignedParameter:
-    """One parameter, the norm it lives in, and the reason in words.
+    """One parameter, its norm, and the reason in words.
 
-    Without a norm (None) AdamW moves it. The radius of the norm ball is what the recipe publishes, or 1, unless
-    `starting_radii` decides it when an optimizer is made (`by_start`). A tied parameter has its first name, and the
-    others as aliases. A norm that does not fit the parameter is refused.
+    A parameter without a norm (None) is moved by AdamW. The radius of the norm ball is the recipe's published one, or
+    1, unless `starting_radii` decides it when an optimizer is made (`by_start`). A tied parameter has its first name,
+    with the others as aliases. A norm that does not fit the parameter is refused.
     """
 
     name: str
@@ -77,11 +77,11 @@ class Assignment:
     assigned: tuple[AssignedParameter, ...]
     frozen: tuple[str, ...] = ()
     lr: float = 0.02
-    """The learning rate recommended with these norms, which optimizers take that are given none."""
+    """The learning rate recommended with these norms; the default of optimizers that are made from them."""
     weights: tuple[Weight, ...] = field(default=(), repr=False)
     """All matrices and kernels; their initial sizes set the radii of vectors and embeddings."""
     model: Weak = field(default=UNKNOWN, repr=False, compare=False)
-    """The model whose parameters these are, as long as it lives; a call returns it, or None."""
+    """A weak reference to the model of these parameters: a call returns the model, or None once it is freed."""
 
     def __iter__(self) -> Iterator[AssignedParameter]:
         return iter(self.assigned)
@@ -95,7 +95,7 @@ class Assignment:
         what: str,
         why_not: Callable[[str, AssignedParameter], str] = lambda pattern, a: "",
     ) -> Matched:
-        """Which single pattern each parameter matches by any of its names; see `patterns.match_patterns`."""
+        """The single pattern that each parameter matches by any of its names; see `patterns.match_patterns`."""
         named = {a.name: a for a in self}
         places = {a.name: (a.name, *a.aliases) for a in self}
         return match_patterns(patterns, places, what, lambda pattern, name: why_not(pattern, named[name]))
@@ -148,28 +148,29 @@ def assign_norms(
     | `"sign-only"` (LMO) | `Sign` | `Sign(normalized=True)` | the same | the same | `Sign` |
     | `"muon"` | AdamW | `Spectral` | AdamW | by patches | AdamW |
 
-    `"modular"` inflates rare symbols at most 16 times (LT appendix F). `"image"` takes the first layer's inputs for
-    pixels. `"scion-gpt"`, `"scion-shakespeare"` (as `"language"`), `"scion-mlp"` and `"scion-cnn"` (as `"image"`) add
-    the radii and learning rates of LMO's experiments. Kernels get `SpectralConv`; fused weights a `Split` of the
-    matrices' `Spectral`; experts' weights `Experts`; gains of norm layers `Gain`, or AdamW under `"muon"`.
+    `"modular"` enlarges the gradients of rare symbols at most 16 times (LT appendix F). `"image"` takes the first
+    layer's inputs for pixels. `"scion-gpt"`, `"scion-shakespeare"` (as `"language"`), `"scion-mlp"` and `"scion-cnn"`
+    (as `"image"`) add the radii and learning rates of LMO's experiments. Kernels get `SpectralConv`; fused weights get
+    a `Split` of the matrices' `Spectral`; experts' weights get `Experts`; gains of norm layers get `Gain`, or AdamW
+    under `"muon"`.
 
-    An embedding that is also the last layer gets the embedding's norm, which bounds every logit of an input of RMS 1 as
-    well; under `"sign-only"` and `"scion-gpt"` the last layer's, as published, under `"muon"` AdamW.
+    An embedding that is also the last layer gets the embedding's norm, which also bounds every logit for inputs of RMS
+    1. Under `"sign-only"` and `"scion-gpt"` it gets the last layer's norm, as published, and under `"muon"` AdamW.
 
-    `Roles` says what the first and last layer are; the printed reason says which were taken, and what is not certain
-    is warned about. A layer with a `parameter_norms()` method decides for its own parameters, except that `"muon"`
-    takes only its norms of matrices. The original of a parametrized weight gets the norm of that weight; what the
-    parametrization makes of it has another norm.
+    `Roles` defines the first and the last layer. The printed reasons name them, and a warning names whatever is
+    uncertain. A layer with a `parameter_norms()` method decides for its parameters; `"muon"` takes only its norms of
+    matrices. The original of a parametrized weight gets the norm chosen for that weight; the parametrized weight itself
+    has another norm.
 
     Args:
         model: Any module, also one on the meta device. Tied parameters are listed once, under their first name.
-        recipe: Which norms serve the parameters that nothing else decides.
+        recipe: The norms of all parameters that no override and no layer decides.
         overrides: Name pattern (`fnmatch`; a module's name stands for all below it; any name of a tied parameter
             stands for it; the prefixes that `torch.compile` and DDP add may be left out) -> norm, or None for AdamW. It
-            passes by the parameters that the norm does not fit; `print` shows which, and one that fits none is refused.
-        per_head: Whether each head's queries, keys and values have a norm of their own, `PerHead`, wherever a module
-            or its config says how many heads there are. Otherwise only those do that cannot be told apart without,
-            such as GPT-NeoX's `query_key_value`. See `docs/slices.md` for what it does to the loss.
+            skips parameters that the norm does not fit; `print` shows which. An override that fits none is refused.
+        per_head: Whether the norm of queries, keys and values is taken head by head (`PerHead`), wherever a module or
+            its config states the number of heads. Otherwise this is done only where heads are the only way to tell the
+            parts apart, as in GPT-NeoX's `query_key_value`. `docs/slices.md` measures the effect on the loss.
 
     Example:
         >>> from torch import nn
@@ -189,7 +190,7 @@ def assign_norms(
 
 
 class _Routing:
-    """One call of `assign_norms`: what it collects before it warns or refuses, so that both name all parameters."""
+    """The state of one call of `assign_norms`, which collects all parameters before it warns or refuses."""
 
     def __init__(
         self, model: nn.Module, recipe: RecipeName, overrides: Mapping[str, Norm | None], per_head: bool
@@ -231,7 +232,7 @@ class _Routing:
                 yield Weight(tuple(names), parameter, outputs)
 
     def _misfit(self, pattern: str, name: str) -> str:
-        """Why an override does not fit a parameter; nothing if it does."""
+        """The reason why an override does not fit a parameter; empty if it fits."""
         norm, parameter = self.overrides[pattern], self.first[name]
         try:
             if norm is not None and not is_lazy(parameter):
@@ -256,7 +257,7 @@ class _Routing:
         return AssignedParameter(name, parameter, norm, reason, radius or 1.0, tuple(names[1:]), by_start, padding)
 
     def _at_all_places(self, names: list[str], parameter: nn.Parameter) -> tuple[Norm | None, float | None, str]:
-        """The norm that all places of a parameter ask for."""
+        """The norm and radius on which all places of a parameter agree, and the reason."""
         known = len(self.missing)
         choices = [self._at_one_place(name, parameter) for name in names]
         if len(names) == 1 or len(self.missing) > known:
@@ -275,15 +276,15 @@ class _Routing:
         wanted = ", ".join(f"{norm!r} as {name}" for name, (norm, *_) in zip(names, choices, strict=True))
         raise ValueError(
             f"parameter {names[0]!r} is tied, and recipe {self.name!r} asks for different norms: {wanted}; "
-            f"pass overrides={{{names[0]!r}: ...}} with the one that is to serve all"
+            f"pass overrides={{{names[0]!r}: ...}} with the norm for all"
         )
 
     def _at_one_place(self, name: str, parameter: nn.Parameter) -> tuple[Norm | None, float | None, str]:
         module, leaf = self.roles.layer_of(name)
         if isinstance(module, ParametrizationList):
             self.missing.append(
-                f"parameter {name!r} is one of several that a parametrization makes a weight of, so it has no norm of "
-                "its own; torch.nn.utils.parametrize.remove_parametrizations leaves the weight"
+                f"parameter {name!r} is one of several from which a parametrization computes a weight, so it has no "
+                "norm of its own; torch.nn.utils.parametrize.remove_parametrizations leaves the weight"
             )
             return None, 1.0, "one of several originals"
         original = "" if name.endswith((leaf, "original0")) else "the original of a parametrized "

@@ -1,7 +1,7 @@
-"""Numbers that the modules around a weight hold, or their `config`, read as they are stored.
+"""Numbers that the modules around a weight, or their `config`, store as attributes.
 
-The model's own code, such as a property or `__getattr__`, does not run: it could warn or fail in the name of a library
-that the user never called.
+No code of the model runs, such as a property or `__getattr__`: it could warn or fail in the name of a library that the
+user never called.
 """
 
 import inspect
@@ -28,16 +28,16 @@ class Heads(NamedTuple):
     size: int | None
 
 
-_FIELDS = (MemberDescriptorType, type(vars(Heads)["size"]))  # of `__slots__` and named tuples, which compute nothing
+_FIELDS = (MemberDescriptorType, type(vars(Heads)["size"]))  # fields of `__slots__` and named tuples, which run no code
 
 
 def number(names: Sequence[str], around: Sequence[nn.Module]) -> int | None:
-    """The first positive integer that one of the modules, the nearest first, or its `config` holds by such a name."""
+    """The first positive integer stored under one of the names in a module, the nearest first, or in its `config`."""
     return next((value for module in around if (value := _in_one(names, module)) is not None), None)
 
 
 def attention_heads(around: Sequence[nn.Module]) -> Heads | None:
-    """The heads as the nearest module says that knows their number; modules farther away may speak of another part.
+    """The heads, from the nearest module that stores their number; other modules may describe another part.
 
     Example:
         >>> attention = nn.Module()
@@ -52,7 +52,7 @@ def attention_heads(around: Sequence[nn.Module]) -> Heads | None:
 
 
 def norm_width(around: Sequence[nn.Module]) -> int | None:
-    """The width of the first norm layer that stands in the nearest module which holds one."""
+    """The width of the first norm layer among the children of the nearest module that has one."""
     for child in (child for module in around for child in module.children()):
         if "norm" in type(child).__name__.lower():
             shape = stored(child, "normalized_shape") or getattr(child._parameters.get("weight"), "shape", ())
@@ -62,7 +62,7 @@ def norm_width(around: Sequence[nn.Module]) -> int | None:
 
 
 def stored(holder: object, name: str) -> object:
-    """What an object or its class holds under a name; None if it holds nothing, or code would have to compute it."""
+    """The value that an object or its class stores under a name; None if there is none, or it would be computed."""
     if isinstance(holder, dict) and name in holder:
         return dict.get(holder, name)
     other_names = inspect.getattr_static(holder, "attribute_map", None)  # as configs of `transformers` have them

@@ -1,6 +1,6 @@
-"""Several matrices in one weight, by the weight's name, its sizes and the numbers of heads: projections, experts.
+"""The layout of weights that hold several matrices, from their names, sizes and numbers of heads.
 
-Where the layout is not certain, the doubt is said in words, with the override that decides it.
+If the layout is uncertain, `Layout.doubt` says so in words, with the override that decides it.
 """
 
 import itertools
@@ -40,7 +40,7 @@ _WIDTH = ("hidden_size", "hidden_dim", "d_model", "n_embd", "model_dim", "dim")
 
 
 class Layout(NamedTuple):
-    """How several matrices lie in one weight; the fields mean what they mean in `roles.Role`."""
+    """The layout of several matrices in one weight; the fields are those of `roles.Role`."""
 
     parts: int | tuple[int, ...] = 1
     heads: int = 1
@@ -66,11 +66,11 @@ def projection(leaf: str, d_out: int, d_in: int, around: Sequence[nn.Module]) ->
 
 
 def _gate_and_value(leaf: str, kind: str, d_out: int, d_in: int, around: Sequence[nn.Module]) -> Layout:
-    """A gate and a value in one weight: a later layer beside it reads half of its outputs, and none reads them all."""
+    """Recognise a gate and a value in one weight: a later sibling reads half of its outputs, and none reads all."""
     beside = [m for module in around[1:2] for m in module.children()]
     shapes, later = _matrices(beside), _matrices(itertools.dropwhile(lambda m: m is not around[0], beside))
     read, alike = {n for _, n in shapes}, [m for m, _ in shapes].count(d_out)
-    if d_out % 2 or d_out in read or alike > 1:  # two of one width are rather queries and keys
+    if d_out % 2 or d_out in read or alike > 1:  # two layers of one width are probably queries and keys
         return Layout()
     if (d_in, d_out // 2) in later or (_GATED.fullmatch(kind) and leaf == "proj" and len(shapes) == 1):
         return Layout(2, what="a gate and a value")
@@ -79,14 +79,14 @@ def _gate_and_value(leaf: str, kind: str, d_out: int, d_in: int, around: Sequenc
 
 
 def _matrices(modules: Iterable[nn.Module]) -> list[tuple[int, ...]]:
-    """The shapes of the matrices of those modules that are layers, in order."""
+    """The shapes of the matrices of modules without submodules, in order."""
     layers = [m for m in modules if not m._modules.keys() - {"parametrizations"}]
     return [tuple(p.shape) for m in layers for p in m.parameters() if not is_lazy(p) and p.ndim == 2]
 
 
 def _modulation(d_out: int, d_in: int, around: Sequence[nn.Module], certain: bool) -> Layout:
     """Shifts, scales and gates of adaptive norms (DiT, section 3.2), each as wide as the norm layer that they serve."""
-    for width in (norm_width(around[1:4]), d_in):  # of the block that holds it; norm layers farther away serve others
+    for width in (norm_width(around[1:4]), d_in):  # norm layers outside of its block serve other layers
         if width and d_out % width == 0:
             return Layout(d_out // width, what="shifts, scales, gates")
     doubt = "may hold shifts, scales and gates of unknown width; Split(parts), with their number"

@@ -1,4 +1,4 @@
-"""Start every weight of a model where its norm says."""
+"""Initialise every weight of a model by its norm."""
 
 from collections.abc import Mapping
 
@@ -25,18 +25,17 @@ def initialize_(
 
     Matrices become semi-orthogonal (each part of a fused one, each position of a kernel, each expert), embedding
     vectors Gaussian of RMS 1, heads under `Sign` random signs. Biases and other vectors become 0, the centre of their
-    ball, as in LMO's released code, and so does the row of a table that stands for padding. Gains become 1 whatever
-    their radius, but one that is all zeros stays so: its layer multiplies by `1 + weight`, or starts without its
-    branch. (Memory left by `to_empty` may be zeros too: have the model fill its gains first.) Frozen parameters, and
-    those that the recipe leaves to AdamW, keep their values. The assignment is returned, so that an optimizer can be
-    made of it.
+    ball, as in LMO's released code; so does the row of a table for padding. Gains become 1 whatever their radius,
+    except gains that are all zeros, which stay: their layer multiplies by `1 + weight`, or starts without its branch.
+    (Memory from `to_empty` may be zeros too, so let the model fill its gains first.) Frozen parameters and those of
+    AdamW keep their values. The returned assignment can be passed to an optimizer.
 
     Args:
         model: The model, or what `assign_norms` returned for it.
-        recipe: See `assign_norms`; its published radii count, as in LMO's released code.
+        recipe: See `assign_norms`; its published radii apply, as in LMO's released code.
         overrides: See `assign_norms`.
         radii: Name pattern -> radius, as the optimizers take it.
-        generator: Where the random numbers come from, in the model's order; torch's own without it.
+        generator: The source of random numbers, drawn in the model's order; torch's default generator if None.
 
     Example:
         >>> model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 8))

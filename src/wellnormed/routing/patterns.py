@@ -1,4 +1,4 @@
-"""Which parameters a pattern of names stands for."""
+"""Patterns of names, and the parameters that they match."""
 
 import difflib
 import re
@@ -16,9 +16,9 @@ def unwrapped(name: str) -> str:
 
 
 def bare_names(names: Iterable[str]) -> dict[str, str]:
-    """Names -> the same without the prefixes of wrappers; where two would become equal, without those of all names.
+    """Name -> the name without prefixes of wrappers; if two became equal, only prefixes common to all are removed.
 
-    A module of the user's own may be called `module`, too.
+    A module of the user's model may be called `module`, too.
 
     Example:
         >>> bare_names(["_orig_mod.0.weight"]), bare_names(["weight", "module.weight"])
@@ -39,9 +39,9 @@ def _wrapper(name: str) -> str:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether an `fnmatch` pattern stands for a parameter: by its own name, or by that of a module above it.
+    """Whether an `fnmatch` pattern matches a parameter's name, or the name of a module that contains it.
 
-    The prefixes of wrappers may be there or not, in both.
+    Prefixes of wrappers are optional in both.
 
     Example:
         >>> matches("_orig_mod.blocks", "blocks.0.weight"), matches("blocks.?.weight", "module.blocks.0.weight")
@@ -55,12 +55,12 @@ def matches(pattern: str, name: str) -> bool:
 
 
 class Matched(NamedTuple):
-    """Which pattern serves which parameter."""
+    """The patterns that serve each parameter."""
 
     owner: dict[str, str]
     """Name of a parameter -> the only pattern that serves it; in the order of the patterns."""
     passed_by: dict[str, dict[str, str]]
-    """Name of a parameter -> the patterns that match it and do not serve it, and why."""
+    """Name of a parameter -> the patterns that match it and do not serve it, each with the reason."""
 
 
 def match_patterns(
@@ -69,13 +69,17 @@ def match_patterns(
     what: str,
     why_not: Callable[[str, str], str] = lambda pattern, name: "",
 ) -> Matched:
-    """Which single pattern each parameter matches by any of its names.
+    """Find the single pattern that each parameter matches by any of its names.
 
-    A pattern passes by the parameters that what it stands for cannot serve, as a cap of singular values does biases.
-    A pattern that serves no parameter is an error, and so are two that serve one parameter, unless `patterns` gives
-    equal values to both. A pattern that is a name itself stands for that parameter alone. `names` holds all the names
-    of every parameter; `what` says in the message whose patterns they are; `why_not` returns why a pattern does not
-    serve the parameter of a name, "" if it does.
+    A pattern skips parameters that its value cannot serve, as a cap of singular values skips biases. A pattern that
+    serves no parameter is an error. So are two patterns that serve one parameter, unless `patterns` maps both to equal
+    values. A pattern that equals a name matches that parameter alone.
+
+    Args:
+        patterns: The patterns, or a mapping from patterns to values.
+        names: Name of a parameter -> all of its names.
+        what: The owner of the patterns in messages.
+        why_not: The reason why a pattern cannot serve a parameter, by pattern and name; "" if it can.
     """
     owner: dict[str, str] = {}
     passed_by: dict[str, dict[str, str]] = defaultdict(dict)
@@ -109,7 +113,7 @@ def match_patterns(
 
 def _no_match(pattern: str, names: Mapping[str, Sequence[str]], what: str) -> str:
     every = [unwrapped(place) for places in names.values() for place in places]
-    if any(matches(f"*.{pattern}", name) for name in every):  # it is written as it would be for `re.search`
+    if any(matches(f"*.{pattern}", name) for name in every):  # written as for `re.search`
         return f"{what}: the pattern {pattern!r} stands for whole names alone; pass '*.{pattern}'"
     modules = {".".join(parts[:i]) for parts in (name.split(".") for name in every) for i in range(1, len(parts))}
     near = difflib.get_close_matches(unwrapped(pattern), sorted({*every, *modules}), 3, cutoff=0.5)

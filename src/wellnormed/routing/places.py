@@ -1,4 +1,4 @@
-"""Where the parameters of a model stand now, which may be elsewhere than where they stood when norms were assigned."""
+"""The present places of a model's parameters, which may have changed since norms were assigned."""
 
 import weakref
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 
 class Weak:
-    """A module that this keeps neither alive nor in a pickle.
+    """A weak reference to a module, which a pickle leaves out.
 
-    A deep copy knows the module's copy if that was made before it, as in `deepcopy((model, optimizer))`, else none.
+    A deep copy refers to the module's copy if that was made before, as in `deepcopy((model, optimizer))`, else to none.
 
     Example:
         >>> layer = nn.Linear(2, 2)
@@ -35,9 +35,9 @@ class Weak:
 
 
 def is_original(module: nn.Module, leaf: str) -> bool:
-    """Whether a module makes a weight of this parameter of its, and the weight's norm is another one.
+    """Whether a module computes a weight from this parameter, so that the weight's norm is another one.
 
-    The magnitudes of `weight_norm` are taken for parameters in their own right.
+    The magnitudes of `weight_norm` do not count as originals.
     """
     if isinstance(module, ParametrizationList):
         return leaf != "original0" or not isinstance(module[0], _WeightNorm)
@@ -46,7 +46,7 @@ def is_original(module: nn.Module, leaf: str) -> bool:
 
 
 def standing(model: nn.Module) -> Iterator[tuple[Tensor, bool]]:
-    """Every parameter of a model, at every place, and whether it is an original there."""
+    """Every parameter at each of its places in a model, and whether it is an original there."""
     for module in model.modules():
         for leaf, parameter in module._parameters.items():
             if parameter is not None:
@@ -54,4 +54,4 @@ def standing(model: nn.Module) -> Iterator[tuple[Tensor, bool]]:
 
 
 UNKNOWN = Weak()
-"""The model of parameters alone."""
+"""The reference for parameters without a model."""

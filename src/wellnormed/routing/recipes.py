@@ -1,4 +1,4 @@
-"""Which role gets which norm and radius: one line for every recipe.
+"""The recipes: the norm and radius of every role, in one line each.
 
 Sources: Norm-Constrained LMOs (LMO), recommendation 3.1, tables 3 and 4, and the end of section 3; its released code
 for the recipes with radii; Modular Duality (MD), table 1; Training Transformers with Enforced Lipschitz Bounds (LT),
@@ -47,11 +47,11 @@ class Recipe:
     lr: float = 0.02  # the learning rate that is published, or that our runs recommend (docs/optimizers.md)
 
     def serves(self, role: Role) -> bool:
-        """Whether there is a norm for the role: a recipe of signs has none for experts."""
+        """Whether the recipe has a norm for the role; a recipe of signs has none for experts."""
         return role.kind != "experts" or isinstance(self.matrix, MatrixNorm)
 
     def norm(self, role: Role, ndim: int, per_head: bool) -> tuple[Norm | None, float | None, str]:
-        """A role's norm and radius, None for one by the start, and the reason as the printed table gives it."""
+        """A role's norm, its radius (None if `starting_radii` decides it), and the reason for the printed table."""
         if role.last and self.last != self.matrix:
             return self.last, self.radii.last, f"last {role.layer}"
         first = self.pixels and role.first
@@ -97,10 +97,10 @@ def _of_matrix(matrix: Spectral | Sign, role: Role, by_head: bool) -> Norm:
 
 
 def _cut(whole: MatrixNorm, role: Role, dim: int, by_head: bool) -> Norm:
-    """The norm of a weight by the parts or heads that lie along one dimension of it.
+    """The norm of a weight whose parts or heads lie along one dimension.
 
-    A head has the unit of l2, in which its step is as long as its share of a step of the whole projection; in that of
-    RMS it would be shorter by the root of the number of heads.
+    A head has the unit "l2", in which its step is as long as its share of a step of the whole projection; with "rms" it
+    would be shorter by the root of the number of heads.
     """
     if by_head and not role.by_head:
         return PerHead(role.heads, whole, dim)

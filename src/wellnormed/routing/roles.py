@@ -1,7 +1,7 @@
-"""What a parameter does in its layer: read off the layer's type, and off its name where a type does not say it.
+"""The role of a parameter in its layer, by the layer's type, or else by the parameter's name.
 
 A recipe (`recipes`) then gives every role a norm. A parameter without a role has no norm, which is an error of
-`assign_norms`; where a role is not certain, `assign_norms` warns by name.
+`assign_norms`. If a role is uncertain, `assign_norms` warns and names the parameter.
 """
 
 import math
@@ -32,7 +32,7 @@ _TOKENS = re.compile(
     r"|_bias_[uv]|scale_shift_table|modulation)$"
 )
 _FACTORS = {"lora_magnitude_vector": "magnitudes of DoRA", "ia3_l": "IA3's factors"}
-"""Parts of the names that `peft` gives to what multiplies the outputs or inputs of a layer."""
+"""Parts of the names that `peft` gives to factors on the outputs or inputs of a layer."""
 _ADAPTED = re.compile(r"\.(base_layer|original_module|modules_to_save\.[^.]+)$")  # where `peft` puts a module
 _HEADS = re.compile(
     r"(.*_)?(heads?|classifier|fc|logits|scores?|(un)?embed(ding)?_?out|unembed(ding)?|decoder|outputs?|out|readout)"
@@ -41,22 +41,22 @@ _HEADS = re.compile(
 
 @dataclass(frozen=True)
 class Role:
-    """What a parameter does."""
+    """The role of a parameter in its layer."""
 
     kind: Kind
     layer: str  # as the table of an assignment names it
-    parts: int | tuple[int, ...] = 1  # how many equal matrices are fused along its outputs, or the size of each
-    heads: int = 1  # how many heads' queries, keys or values lie along its outputs, all of one size; 1 if not known
-    by_head: bool = False  # whether nothing but the heads can be told apart; `parts` are then those of each head
+    parts: int | tuple[int, ...] = 1  # the number of equal matrices fused along its outputs, or the size of each
+    heads: int = 1  # the number of equal heads of queries, keys or values along its outputs; 1 if unknown
+    by_head: bool = False  # whether only heads can be told apart; `parts` are then the parts of each head
     groups: int = 1
-    positions: int = 1  # of the kernel of a convolution on images, if windows overlap; else 1
+    positions: int = 1  # the kernel positions of a convolution on images whose windows overlap; else 1
     transposed: bool = False  # whether a convolution is, or a matrix is stored with its inputs first
     first: bool = False  # whether its layer is the model's first
     last: bool = False  # whether its layer is the model's last
-    doubt: str = ""  # what is not certain about it, and the override that decides it; empty if all is
+    doubt: str = ""  # the uncertainty about it, and the override that decides; empty if it is certain
 
     def outputs(self, shape: Sequence[int]) -> int | None:
-        """How many outputs a weight has, over all of its experts; None unless it is a matrix or a kernel."""
+        """The number of outputs of a weight, over all of its experts; None unless it is a matrix or a kernel."""
         match self.kind:
             case "matrix":
                 return shape[int(self.transposed)]
@@ -70,10 +70,10 @@ class Role:
 class Roles:
     """The roles of a model's parameters.
 
-    The first layer is the first linear layer or convolution in the order in which modules were registered (that of
-    `named_modules`), frozen ones included, low-rank adapters not. The last layer is the last linear layer that is named
-    as heads are, or else the last of all; but never one inside a block that the model repeats, or a fused one. A linear
-    layer is an `nn.Linear`, or has a matrix as its weight and "linear" in the name of its class.
+    The first layer is the first linear layer or convolution in the order of `named_modules`; frozen layers count,
+    low-rank adapters do not. The last layer is the last linear layer with the name of a head, or else the last linear
+    layer, but never a fused layer or one inside a block that the model repeats. A linear layer is an `nn.Linear`, or
+    has a matrix as its weight and "linear" in the name of its class.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -91,7 +91,7 @@ class Roles:
         self._sure_of_last = bool(heads) or in_sequence or not last
 
     def _repeated(self, name: str) -> bool:
-        """Whether a module is part of attention, or of a block beside which stands another of the same shapes."""
+        """Whether a module is part of attention, or of a block with a sibling of the same shapes."""
         line = self._down_to(name)
         numbered = [i for i, part in enumerate(name.split(".")[:-1]) if part.isdigit()]
         return isinstance(line[-2], nn.MultiheadAttention) or any(
@@ -102,15 +102,15 @@ class Roles:
         return any(isinstance(module, nn.ModuleList) for module in self._down_to(name))
 
     def _down_to(self, name: str) -> list[nn.Module]:
-        """The modules that hold the named one, from the model down, and that one."""
+        """The modules that contain the named one, from the model down, and the named one."""
         parts = name.split(".")
         return [self.owners[".".join(parts[:i])] for i in range(len(parts) + 1)]
 
     def layer_of(self, name: str) -> tuple[nn.Module, str]:
-        """The layer that a parameter belongs to, or serves by a parametrization, and its name there.
+        """The layer of a parameter, also if it is parametrized, and the parameter's name in the layer.
 
-        The magnitudes of `weight_norm` are `weight_g`, its directions the weight. Of several other originals none is
-        the layer's weight, so they belong to the parametrization.
+        The magnitudes of `weight_norm` are called `weight_g`, its directions `weight`. If another parametrization has
+        several originals, none of them is the layer's weight, so they belong to the parametrization.
         """
         module_name, _, leaf = name.rpartition(".")
         module = self.owners[module_name]
@@ -124,7 +124,7 @@ class Roles:
         return module, leaf
 
     def role(self, name: str, shape: Sequence[int]) -> Role | None:
-        """The role of a parameter; None if nothing here knows it."""
+        """The role of a parameter; None if it is unknown."""
         module, leaf = self.layer_of(name)
         if factors := [layer for part, layer in _FACTORS.items() if part in name.split(".")]:
             role = Role("gain", factors[0])
@@ -149,7 +149,7 @@ class Roles:
             layout = projection(_own_name(module_path(unwrapped(name))), d_out, d_in, around)
             fused = layout.parts != 1 or layout.by_head
             if fused or layout.heads != 1 or (layout.doubt and role.kind == "matrix"):
-                last = False  # a projection of attention is no head of the model
+                last = False  # a projection of attention is not the model's head
                 layer = f"{role.layer}, {layout.what}" if fused else role.layer
                 parts, heads, by_head = layout.parts, layout.heads, layout.by_head
                 role = replace(role, layer=layer, parts=parts, heads=heads, by_head=by_head, doubt=layout.doubt)
@@ -205,12 +205,12 @@ class Roles:
 
 
 def module_path(name: str) -> str:
-    """The name of the module that a parameter belongs to, or serves by a parametrization."""
+    """The name of the module of a parameter, without the modules of a parametrization."""
     return name.rpartition(".")[0].partition(".parametrizations")[0]
 
 
 def _own_name(path: str) -> str:
-    """The last part of a module's path that is a word, since the members of a sequence have numbers; empty if none."""
+    """The last part of a module's path that is not a number, such as a place in a sequence; empty if none."""
     return next((part for part in reversed(_ADAPTED.sub("", path).split(".")) if not part.isdigit()), "")
 
 
@@ -222,19 +222,19 @@ def _alike(one: nn.Module, other: nn.Module) -> bool:
 
 
 def _adapter(name: str) -> str:
-    """The part of a name that says that a parameter belongs to a low-rank adapter, such as `lora_A`; empty if none."""
+    """The part of a name that marks a low-rank adapter, such as `lora_A`; empty if there is none."""
     return next((part for part in name.split(".") if part.startswith("lora_")), "")
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Whether a module is an `nn.Linear`, or has a matrix as its weight and is called one, as parallel layers are."""
+    """Whether a module is an `nn.Linear`, or has a matrix as its weight and "linear" in the name of its class."""
     weight = module._parameters.get("weight")
     matrix = weight is not None and not is_lazy(weight) and weight.ndim == 2
     return isinstance(module, nn.Linear) or (matrix and "linear" in type(module).__name__.lower())
 
 
 def _by_layer(module: nn.Module, leaf: str) -> Role | None:
-    """Parameters of torch's layers, and of `transformers`' one of its own."""
+    """Parameters of torch's layers, and of the `Conv1D` of `transformers`."""
     match module, leaf:
         case nn.Embedding() | nn.EmbeddingBag(), "weight":
             return Role("embedding", "nn.Embedding")

@@ -1,29 +1,27 @@
-"""How far vectors, tables and kernels may move.
+"""The radii of vectors, tables and kernels: how far they may move.
 
-A kernel's radius is its number of positions K, if its windows overlap and it has more than one axis, as in networks on
-images. Its norm, `K max_t |W_t|`, is what an image can be stretched by when all positions add up; with radius K each
-of the matrices `W_t` moves as far as that of a linear layer. Kernels along one axis, and those that cut an image into
-patches, as transformers have them, keep radius 1.
+The radius of a kernel on images is its number of positions K, if its windows overlap. Its norm, `K max_t |W_t|`, bounds
+the stretching of an image if all positions add up; with radius K each of the matrices `W_t` moves as far as that of a
+linear layer. Kernels along one axis, and those that cut an image into patches, as in transformers, keep radius 1.
 
-A vector may move as far as it, or the layer that it serves, is large at the start of training.
+The radius of a vector is its size at the start of training, or that of its layer. A step of norm 1 has RMS 1 in
+`BiasRMS`, and in every row of a table of embeddings, just like the output of a layer of norm 1 for an input of RMS 1. A
+layer that starts smaller has a smaller output, and vectors that move by RMS 1 would drown it within a few steps. So
+their radius is a size at the start:
 
-A step of norm 1 has RMS 1 in `BiasRMS`, and in every row of a table of embeddings: as much as what a layer of norm 1
-makes of an input of RMS 1. A layer that starts smaller makes less, and such vectors would drown it within a few steps.
-So their radius is a size at the start:
-
-- The size of a weight `W` is `|W|_F / sqrt(d_out)`: the RMS of `W x` for an input `x` of independent entries of RMS 1;
-  that of a kernel is K times as much, as it moves K times as far. That of a module is the geometric mean over all
-  weights in it, but zeros.
+- The size of a weight `W` is `|W|_F / sqrt(d_out)`: the RMS of `W x` for an input `x` of independent entries of RMS 1.
+  The size of a kernel is K times that, as it moves K times as far. The size of a module is the geometric mean over all
+  nonzero weights in it.
 - A bias beside a weight has the size of the weight, to whose output it is added; beside a weight of zeros, that of the
   nearest module around it that has one.
 - Another vector (a class token, a table of positions, the bias of a norm layer) has its own RMS, and at least a quarter
   of the size of the nearest module around it that has one, since many start at zero.
-- A gain has half the size of the weight beside it, or of the nearest module around it that has one. Its own start is no
-  measure: gains start at 1, layer scales at 1e-6, gains that are added to 1 at 0.
+- A gain has half the size of the weight beside it, or of the nearest module around it that has one. Its start says
+  nothing about this: gains start at 1, layer scales at 1e-6, gains that are added to 1 at 0.
 - A table of embeddings has its own RMS, and at least twice the size of the nearest module around it that has one.
 
-A size above the radius of these weights, which is 1 but for kernels, is that radius. All sizes are rounded to powers of
-two, so that neither the layout of a weight over processes nor the draw of a start decides the digits of a step.
+A size is at most the radius of these weights, which is 1 except for kernels. All sizes are rounded to powers of two, so
+that the digits of a step depend neither on the layout of weights over processes nor on the random start.
 """
 
 import math
@@ -53,9 +51,9 @@ radius 1 ends in noise, T5 at 2.68 after 300 steps (2.18 now, with 1/16 it is 2.
 
 @torch.no_grad()
 def starting_radii(assignment: Assignment, whole: Callable[[Tensor], Tensor] = Tensor.detach) -> dict[str, float]:
-    """The radii that the recipe leaves to the start, by name, as the weights are now.
+    """The radii that depend on the start, from the present weights: name of a parameter -> radius.
 
-    `whole` assembles a number of a tensor that lies over several processes; the call is then a collective one.
+    `whole` assembles a number that is computed on a tensor cut over several processes; the call is then collective.
 
     Example:
         >>> from torch import nn
@@ -67,7 +65,7 @@ def starting_radii(assignment: Assignment, whole: Callable[[Tensor], Tensor] = T
     """
 
     def size(tensor: Tensor, count: int) -> float:
-        """The root of the sum of all squares over a count; 0 where the entries are elsewhere, or are codes."""
+        """The root of the sum of all squares over a count; 0 for meta tensors and quantized codes."""
         plain = tensor.is_floating_point() and tensor.layout is torch.strided and not is_quantized(tensor)
         if tensor.is_meta or not plain:
             return 0.0
@@ -78,7 +76,7 @@ def starting_radii(assignment: Assignment, whole: Callable[[Tensor], Tensor] = T
     kernels = {a.parameter: a for a in counted if a.by_start}
     beside: dict[str, list[tuple[float, float]]] = defaultdict(list)  # logarithms of a size and of a radius
     around: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    weights = [weight for weight in assignment.weights if moved and weight.parameter not in moved]  # but tied tables
+    weights = [weight for weight in assignment.weights if moved and weight.parameter not in moved]  # not tied tables
     for weight in weights:
         weight_size = size(weight.parameter, weight.outputs)
         radius = math.log(kernels[weight.parameter].radius) if weight.parameter in kernels else 0.0
@@ -99,7 +97,7 @@ def starting_radii(assignment: Assignment, whole: Callable[[Tensor], Tensor] = T
             sizes = [layer]
         else:
             sizes = [layer * (LEAST_OF_VECTOR if vector else LEAST_OF_TABLE), size(a.parameter, a.parameter.numel())]
-        finite = all(number < math.inf for number in sizes)  # memory that is filled later may hold anything
+        finite = all(number < math.inf for number in sizes)  # uninitialised memory may hold anything
         most = round(most / math.log(2))
         radii[a.name] = 2.0 ** min(most, round(math.log2(max(sizes)))) if finite else 1.0
     return radii

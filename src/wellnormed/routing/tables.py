@@ -1,4 +1,4 @@
-"""Rows of text in columns, and the repeated blocks of a model as one row."""
+"""Tables of text with aligned columns, in which the repeated blocks of a model form one row."""
 
 import math
 import textwrap
@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 WIDTH, LEAST = 80, 16
-"""The columns of a printed table, and the fewest that its last column is wrapped to."""
+"""The width of a printed table in characters, and the least width to which its last column is wrapped."""
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as text, in columns; the last one is wrapped, where names leave room for it.
+    """Rows of cells as text with aligned columns; the last column is wrapped if the others leave room for it.
 
     Example:
         >>> print(aligned([("parameter", "why"), ("head.weight", "it is " + "long " * 20)]))
@@ -31,10 +31,10 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def grouped(rows: Iterable[tuple[str, ...]]) -> list[tuple[int, tuple[str, ...]]]:
-    """Rows that differ only in numbers inside their first cell, the name of a parameter, as one; each with its count.
+    """Merge rows that differ only in numbers inside their first cell, the name of a parameter; each row has its count.
 
-    A number counts if it is a whole part of the name, as the members of a list have it. A group stands where its first
-    row stood, and its name stands for exactly the rows that it replaces.
+    A number counts if it is a whole part of the name, like the places in a list. A merged row takes the place of its
+    first row, and its name covers exactly the rows that it replaces.
 
     Example:
         >>> grouped([("h.0.weight", "a"), ("h.1.weight", "a"), ("h.2.weight", "b"), ("h.4.weight", "a")])
@@ -59,7 +59,7 @@ def _is_number(part: str) -> bool:
 
 
 def _blocks(members: list[tuple[int, ...]]) -> list[tuple[list[int], ...]]:
-    """Tuples of numbers as products of sets, each tuple in one of them."""
+    """Partition tuples of numbers into products of sets."""
     if not members[0]:
         return [()]
     rests: dict[int, list[tuple[int, ...]]] = defaultdict(list)
