@@ -151,7 +151,7 @@ def arms(case: Case) -> list[str]:
 def by_hand(model: nn.Module, case: Case, arm: str, example: Tensor) -> dict[str, wn.constraints.Constraint]:
     """The caps of a pattern that give the constant, which are found on a copy of the model."""
     optimizer = wn.Scion(copy.deepcopy(model), lr=RATES[0])
-    found = wn.constrain(optimizer, lipschitz=case.lipschitz, example_input=example)
+    found = wn.constrain(optimizer, lipschitz=case.lipschitz, norm="rms", example_input=example)
     assert isinstance(found, Budget)
     factors = list(zip(case.layers, map(float, arm.split()), strict=True))
     relative = {
@@ -173,7 +173,7 @@ def train(case: Case, arm: str, rate: float, seed: int) -> dict[str, Any]:
     example = inputs[:2]
     if arm in (FOUND, STAYED):
         every = MOVE_EVERY if arm == FOUND else 0
-        held = wn.constrain(optimizer, lipschitz=case.lipschitz, example_input=example, move_every=every)
+        held = wn.constrain(optimizer, lipschitz=case.lipschitz, norm="rms", example_input=example, move_every=every)
     else:
         held = wn.constrain(optimizer, by_hand(model, case, arm, example))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / STEPS)
@@ -188,7 +188,7 @@ def train(case: Case, arm: str, rate: float, seed: int) -> dict[str, Any]:
     model.eval()
     with torch.no_grad():
         loss = float(loss_of(model, *case.data("test", 2_000)))
-    proved = wn.certify(model, example, within=held).lipschitz
+    proved = wn.certify(model, example, within=held).rms_lipschitz
     caps = {name: round(cap, 4) for name, cap in held.promised().items() if cap < 999}
     return {"loss": round(loss, 6), "proved": proved, "seconds": round(seconds, 2), "caps": caps}
 

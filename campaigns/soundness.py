@@ -414,8 +414,8 @@ def _attack(drawn: Drawn, outcome: Outcome, full: bool) -> None:
             outcome.verified = True
         except wn.certificates.CheckError as error:
             outcome.status, outcome.reason = "not proved", str(error)
-        if certificate.lipschitz != bound:
-            measured.violations.append(f"certify says {certificate.lipschitz}, the walk {bound}")
+        if certificate.rms_lipschitz != bound:
+            measured.violations.append(f"certify says {certificate.rms_lipschitz}, the walk {bound}")
     if measured.violations:
         outcome.status, outcome.reason = "violated", "\n".join(measured.violations[:20])
 

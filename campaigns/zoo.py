@@ -43,10 +43,10 @@ def _described(model: nn.Module, example: Tensor, **settings: Any) -> dict[str, 
     except UncertifiableError as error:
         return {"refused": PLACE.sub("", str(error))}
     document = json.loads(json.dumps(certificate.document(), default=str))
-    rows, l2 = document["rows"], certificate.l2_lipschitz
+    rows = document["rows"]
     return {
         "bound": str(certificate.lipschitz.exact),
-        "l2": str(None if l2 is None else l2.exact),
+        "rms": str(certificate.rms_lipschitz.exact),
         "logits": {name: [str(each) for each in heads] for name, heads in certificate.attention_logits.items()},
         "operations": [f"{row.name}: {row.operation}" for row in certificate.rows],
         "rows": hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest(),

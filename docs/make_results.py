@@ -37,7 +37,8 @@ HEAD = """# Measured results
 
 Figures as they stand in the files under `results/`. Each section names its file, command, commit, machine and seed
 (`+changes`: uncommitted changes were present). Losses are in nats over the whole validation split, times are medians:
-compare ratios within one file, never times of two. [The four papers](reproduction.md) have a page of their own."""
+compare ratios within one file, never times of two. Lipschitz constants are from RMS to RMS, as in papers.
+[The four papers](reproduction.md) have a page of their own."""
 LONG = 12
 """Rows of a table that is shown without a click."""
 Lines = Iterator[str]

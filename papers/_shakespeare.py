@@ -149,7 +149,7 @@ def bounds(model: GPT | NanoGPT | PotentialGPT) -> dict[str, Any]:
     Of LT's transformer also its `whole_norms`.
     """
     model = model.eval().cpu()
-    proved = {"log10_proved": certify(model).lipschitz.log10}
+    proved = {"log10_proved": certify(model).rms_lipschitz.log10}
     if not isinstance(model, GPT):
         return proved
     norms = as_published.whole_norms(model)

@@ -104,9 +104,9 @@ def results(config: TrainConfig, corpus: Corpus, device: torch.device, folder: P
     model = task.copy(task.whole_weights())
     certificate = certificate_of(model, config.attack_steps, task)
     if isinstance(certificate, Certificate):
-        found["log10_lipschitz"] = certificate.lipschitz.log10
-        if certificate.lower_bound is not None:
-            found["lower_bound"] = certificate.lower_bound
+        found["log10_lipschitz"] = certificate.rms_lipschitz.log10
+        if (gain := certificate.rms_lower_bound) is not None:
+            found["lower_bound"] = gain
     else:
         found["refused"] = certificate
     if isinstance(model, GPT):

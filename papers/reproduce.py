@@ -48,6 +48,7 @@ def reproduce(
     if jobs < 1:
         raise ValueError(f"jobs={jobs} must be at least 1")
     path = folder / f"{name}-{preset}"
+    console.print("Lipschitz constants are from RMS to RMS, as in the papers, unless they are called Euclidean")
     with locked(path):
         table = Table(path / "rows.jsonl")
         for problem in table.repair():

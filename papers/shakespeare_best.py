@@ -106,7 +106,7 @@ def _result(cell: Cell, device: torch.device, folder: Path) -> dict[str, Any]:
     task = lt_task(cell, device) if isinstance(cell, LTRun) else proved_task(cell, device)
     fit_resumed(task, folder)
     found = scores(task.model, cell.length) | bounds(task.model)
-    gain = lower_bound(task.model, steps=SEARCH, generator=torch.Generator().manual_seed(cell.seed)).value
+    gain = lower_bound(task.model, steps=SEARCH, generator=torch.Generator().manual_seed(cell.seed)).rms_value
     return found | {"log10_found": math.log10(gain)}
 
 

@@ -138,7 +138,8 @@ class Verify:
         except ValueError as error:
             print(f"NOT VERIFIED: {error}", file=sys.stderr)
             return 1
-        print(f"verified: the Lipschitz bound {shown(report.lipschitz)} holds for {weights}\n{report}")
+        constants = f"{shown(report.lipschitz)} in Euclidean norms, {shown(report.rms_lipschitz)} from RMS to RMS"
+        print(f"verified: the Lipschitz bound {constants}, holds for {weights}\n{report}")
 
 
 @dataclass(frozen=True)

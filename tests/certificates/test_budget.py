@@ -127,6 +127,22 @@ def test_the_constant_is_proved_after_every_step_while_caps_move(name):
     assert name == "MLP" or moved  # all layers of an MLP are worth as much, whatever their caps
 
 
+@pytest.mark.parametrize(
+    ("unit", "other", "ratio"), [("euclidean", "rms_lipschitz", 8 / 3), ("rms", "lipschitz", 3 / 8)]
+)
+def test_a_constant_is_asked_for_in_either_unit_and_shown_in_both(unit, other, ratio):
+    """The model maps 8 entries to 3."""
+    model = residual()
+    constraints = wn.constrain(wn.Scion(model), lipschitz=2.0, norm=unit, example_input=X)
+    certificate = wn.certify(model, X, within=constraints)
+    numbers = {"euclidean": certificate.lipschitz, "rms": certificate.rms_lipschitz}
+    assert numbers[unit] == asked(2.0)
+    assert getattr(certificate, other) == pytest.approx(numbers[unit] * math.sqrt(ratio))
+    first, second = re.findall(r"[\d.]+", str(constraints).splitlines()[0])
+    assert (float(first), float(second)) == (2.0, pytest.approx(2 * math.sqrt(ratio), rel=1e-5))
+    assert float(second) > 2 * math.sqrt(ratio)
+
+
 def test_caps_move_to_the_layers_that_the_loss_needs():
     """The loss wants the middle layer to be zero, so that the others get what it had."""
     torch.manual_seed(0)
@@ -135,7 +151,7 @@ def test_caps_move_to_the_layers_that_the_loss_needs():
     )
     useless = model[1].f[0].weight
     optimizer = wn.Scion(model, lr=0.05)
-    constraints = wn.constrain(optimizer, lipschitz=3.0, example_input=X, move_every=10)
+    constraints = wn.constrain(optimizer, lipschitz=3.0, norm="rms", example_input=X, move_every=10)
     before = constraints.caps()
     for _ in range(60):
         loss = F.cross_entropy(model(X), Y) + 0.1 * useless.square().sum()
@@ -145,7 +161,7 @@ def test_caps_move_to_the_layers_that_the_loss_needs():
     after = constraints.caps()
     assert after["1.f.0.weight"] < 0.9 * before["1.f.0.weight"]
     assert after["2.weight"] > before["2.weight"]
-    assert wn.certify(model, X, within=constraints).lipschitz == asked(3.0)
+    assert wn.certify(model, X, within=constraints).rms_lipschitz == asked(3.0)
 
 
 def run(steps, states=None, seed=0):
@@ -302,9 +318,10 @@ def test_under_an_average_caps_stay():
 def test_print_fits_80_columns_and_sums_to_all_of_the_constant():
     _, _, constraints = run(5)
     lines = str(constraints).splitlines()
-    assert lines[0] == "Lipschitz constant at most 5 after every step; caps move every 4 steps"
+    assert lines[0] == "Lipschitz constant at most 5 in Euclidean norms and 8.16497 from RMS to RMS"
+    assert lines[1] == "after every step; caps move every 4 steps"
     assert max(map(len, lines)) <= 80
-    shares = [float(cell[:-1]) for line in lines[2:-1] for cell in line.split()[3:4]]
+    shares = [float(cell[:-1]) for line in lines[3:-1] for cell in line.split()[3:4]]
     assert sum(shares) == pytest.approx(100, abs=4)  # each is rounded
     assert constraints.caps()["0.bias"] == FREE
 
@@ -345,7 +362,7 @@ def test_less_than_a_model_can_have_is_refused_with_what_stands_in_the_way():
     with pytest.raises(ValueError, match=r"its constant is 319\.\d+\. What .* 1\.layer_norm \(normalization\) by 317"):
         wn.constrain(wn.Scion(skips), lipschitz=10.0, example_input=X)
     assert wn.constrain(wn.Scion(skips), lipschitz=400.0, example_input=X).caps()["0.f.0.weight"] > 0.01
-    with pytest.raises(ValueError, match=r"What multiplies it most: head\.linear \(linear\) by 8\.00.* tables keep"):
+    with pytest.raises(ValueError, match=r"What multiplies it most: head\.linear \(linear\) by 9\.80.* tables keep"):
         wn.constrain(wn.Scion(Attention(tied=True)), lipschitz=5.0, example_input=TOKENS)
     tied = wn.constrain(wn.Scion(Attention(tied=True)), lipschitz=20.0, example_input=TOKENS)
     assert tied.caps()["table.weight"] == pytest.approx(1.0)  # the radius of the domain
@@ -358,6 +375,8 @@ def refusals():
     yield wn.Scion(model), {"lipschitz": 5.0}, "pass example_input="
     yield wn.Scion(model), {"lipschitz": 5.0, "example_input": X, "move_every": 0.5}, "move_every=0.5 is of type float"
     yield wn.Scion(model), {"example_input": X}, "example_input belong to lipschitz="
+    yield wn.Scion(model), {"norm": "rms"}, "norm belong to lipschitz="
+    yield wn.Scion(model), {"lipschitz": 5.0, "norm": "l2", "example_input": X}, "norm must be one of euclidean, rms"
     yield torch.optim.SGD(model.parameters(), lr=0.1), {"lipschitz": 5.0, "example_input": X}, "pass norms=model"
     some = torch.optim.SGD(model[0].parameters(), lr=0.1)
     yield some, {"lipschitz": 5.0, "example_input": X, "norms": model}, "one optimizer, which lacks 1.f.0.weight"

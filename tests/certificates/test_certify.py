@@ -59,10 +59,12 @@ def test_the_bound_of_a_matrix_is_attained(width: int, outputs: int) -> None:
     certificate = certify(layer, torch.zeros(width))
     norm = float(torch.linalg.matrix_norm(layer.weight.detach().double(), 2))
     exact = norm * math.sqrt(width / outputs)
-    assert exact <= certificate.lipschitz <= exact * (1 + 1e-7)
-    assert norm <= certificate.l2_lipschitz <= norm * (1 + 1e-7)
+    assert exact <= certificate.rms_lipschitz <= exact * (1 + 1e-7)
+    assert norm <= certificate.lipschitz <= norm * (1 + 1e-7)
     found = lower_bound(layer, torch.zeros(width), steps=40, generator=torch.Generator().manual_seed(0))
-    assert found.value == pytest.approx(exact, rel=1e-4)
+    assert (found.value, found.rms_value) == (pytest.approx(norm, rel=1e-4), pytest.approx(exact, rel=1e-4))
+    certificate = certificate.with_lower_bound(found.value)
+    assert certificate.rms_lower_bound == pytest.approx(found.rms_value, rel=1e-12)
 
 
 def test_a_feed_forward_layer_attains_its_constant_which_is_above_the_published_one() -> None:

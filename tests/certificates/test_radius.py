@@ -53,9 +53,9 @@ def test_the_margin_is_used_where_it_is_less():
     model, x = _classifier(), torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(1))
     plain, with_margin = (wn.certify(model, x, margins=each) for each in (False, True))
     ratio = with_margin.certified_radius(model(x)) / plain.certified_radius(model(x))
-    slope = with_margin.margin / math.sqrt(12)
-    assert slope < math.sqrt(2) * plain.l2_lipschitz
-    torch.testing.assert_close(ratio, torch.full((4,), math.sqrt(2) * plain.l2_lipschitz / slope).double())
+    slope = with_margin.margin
+    assert slope < math.sqrt(2) * plain.lipschitz
+    torch.testing.assert_close(ratio, torch.full((4,), math.sqrt(2) * plain.lipschitz / slope).double())
 
 
 def test_pixels_are_counted_by_the_smallest_deviation_or_by_the_model():

@@ -31,7 +31,10 @@ def replay(found: LowerBound, function: Continuous, radius: float) -> None:
             assert float(rms(x, function.axes[name]).max()) <= radius * (1 + 1e-12)
     change = function(moved) - function(found.inputs)
     gain = float(rms(change, function.output_axes).max()) / found.step
-    assert gain >= found.value * (1 - 1e-6)
+    assert gain >= found.rms_value * (1 - 1e-6)
+    lengths = [torch.linalg.vector_norm(d, dim=function.axes[name]).max() for name, d in found.directions.items()]
+    longest = torch.linalg.vector_norm(change, dim=function.output_axes).max()
+    assert float(longest / max(lengths)) / found.step >= found.value * (1 - 1e-6)
 
 
 def of(function, *tensors: Tensor) -> nn.Module:
@@ -49,8 +52,10 @@ def test_a_matrix_has_its_norm(width: int, outputs: int, shape: tuple[int, ...])
     if len(shape) == 3:  # the whole sample is one group, so its positions share the change
         layer = of(lambda w, x: x @ w, uniform(width, outputs))
     weight = next(layer.parameters()).detach().double()
-    exact = float(torch.linalg.matrix_norm(weight, 2)) * math.sqrt(width / outputs)
-    assert search(layer, torch.zeros(*shape, width), steps=30).value == pytest.approx(exact, rel=1e-4)
+    exact = float(torch.linalg.matrix_norm(weight, 2))
+    found = search(layer, torch.zeros(*shape, width), steps=30)
+    assert found.value == pytest.approx(exact, rel=1e-4)
+    assert found.rms_value == pytest.approx(exact * math.sqrt(width / outputs), rel=1e-4)
 
 
 def test_layer_norm_has_the_gain_of_its_floor_near_zero() -> None:
@@ -86,15 +91,20 @@ def test_a_token_model_is_searched_over_its_vectors(model: nn.Module) -> None:
 def test_tuples_and_dictionaries_of_inputs() -> None:
     weight = uniform(3, 4)
     model = of(lambda w, x, y: x @ w.mT + 2 * y, weight)
-    both = 2 + float(torch.linalg.matrix_norm(weight.double(), 2)) * math.sqrt(4 / 3)
+    norm = float(torch.linalg.matrix_norm(weight.double(), 2))
     x, y = torch.zeros(2, 4), torch.zeros(2, 3)
     for example in ((x, y), {"x": x, "y": y}):
         found = search(model, example, steps=30)
-        assert found.value == pytest.approx(both, rel=1e-4)
+        # where both change by an RMS of 1, x has the length 2, and y the root of 3
+        assert found.rms_value == pytest.approx(norm * math.sqrt(4 / 3) + 2, rel=1e-4)
+        assert found.value == pytest.approx(norm + math.sqrt(3), rel=1e-4)
+        certificate = certify(model, example)
+        assert found.rms_value <= certificate.rms_lipschitz
+        assert norm + 2 <= certificate.lipschitz <= norm * math.sqrt(4 / 3) + 2.0001
     assert set(found.inputs) == {"x", "y"}
     several = of(lambda x: {"first": x, "second": (3 * x).sum(-1)})
     assert search(several, x, output="first").value == pytest.approx(1)
-    assert search(several, x, output=1).value == pytest.approx(12, rel=1e-6)  # two numbers of four entries, one group
+    assert search(several, x, output=1).value == pytest.approx(6, rel=1e-6)  # the length of (3, 3, 3, 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -199,7 +209,7 @@ def test_assignments_to_slices() -> None:
 
 def test_an_operation_without_second_derivative() -> None:
     distance = of(lambda x: torch.cdist(x, torch.ones(1, 2, 4)))
-    assert search(distance, torch.zeros(1, 3, 4)).value == pytest.approx(2, rel=1e-3)  # RMS of 4 entries to one of 2
+    assert search(distance, torch.zeros(1, 3, 4)).value == pytest.approx(math.sqrt(2), rel=1e-3)  # two distances
 
 
 def test_an_operation_without_derivative_is_refused() -> None:

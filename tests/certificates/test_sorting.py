@@ -182,7 +182,7 @@ def test_the_checker_accepts_what_is_shared(functions):
     model.layers = nn.ModuleList(layers)
     certificate = wn.certify(model, example)
     wn.verify(certificate, model.state_dict())
-    assert certificate.l2_lipschitz == pytest.approx(1, rel=1e-5)  # of at most 22 proved norms
+    assert certificate.lipschitz == pytest.approx(1, rel=1e-5)  # of at most 22 proved norms
 
 
 _PAIRS = (1, 4)

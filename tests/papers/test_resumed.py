@@ -28,7 +28,7 @@ def nothing_is_bounded(line, monkeypatch):
     monkeypatch.setattr(
         shakespeare_best, "bounds", lambda model: {k: v.tolist() for k, v in model.state_dict().items()}
     )
-    monkeypatch.setattr(shakespeare_best, "lower_bound", lambda *_, **__: SimpleNamespace(value=1.0))
+    monkeypatch.setattr(shakespeare_best, "lower_bound", lambda *_, **__: SimpleNamespace(rms_value=1.0))
 
 
 def stopped_after(steps, monkeypatch):

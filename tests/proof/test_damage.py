@@ -141,12 +141,10 @@ def mend(document: Document, tensors: Tensors) -> None:
         row.update(dict.fromkeys(("radius", "gain", "largest")))
     proof = proof_of(document, tensors)
     with rounding_up():
-        gain, (first, *_, last) = next(reversed(proof.rows.values())).bounds.gain.max(), proof.inferences
-        document["lipschitz"], inputs = (
-            str(gain / root_down(last.entries())),
-            {row.entries() for row in proof.inferences if row.operation == "input"},
-        )
-        document["l2_lipschitz"] = None if len(inputs) > 1 else str(gain / root_down(first.entries()))
+        gain = next(reversed(proof.rows.values())).bounds.gain.max()
+        smallest = min(row.entries() for row in proof.inferences if row.operation == "input")
+        document["lipschitz"] = str(gain / root_down(smallest))
+        document["rms_lipschitz"] = str(gain / root_down(proof.inferences[-1].entries()))
     document["attention_logits"] = {
         row.name: list(map(str, row.logits)) for row in proof.inferences if row.logits is not None
     }

@@ -1,14 +1,17 @@
 """The report says which run it is and how far, has no empty axis, fits a narrow window, and is drawn by `certify`."""
 
+import math
 import re
 import shutil
 import subprocess
 
 import pytest
+import torch
 
 from tests.undrawn import undrawn
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.cli import main
+from wellnormed.models import load
 from wellnormed.train import RunFolder, TrainConfig, report
 
 from .conftest import with_runs
@@ -60,7 +63,7 @@ def test_it_says_which_run_it_is_and_how_far(run):
 def test_it_says_what_is_proved_in_words_without_markup(run):
     page = shown(run)
     assert "A transformer of blocks whose form keeps their Lipschitz constants" in page
-    assert re.search(r"A sample whose tokens move by an RMS of at most d has .* is proved from the weights", page)
+    assert re.search(r"A sample whose tokens each move by at most d in l2 has .* is proved from the weights", page)
     assert "`" not in page.partition("Config")[0]
 
 
@@ -74,7 +77,7 @@ def test_it_needs_no_other_file(run):
 
 def test_what_was_asked_for_stands_beside_what_is_certified(run):
     page = shown(run)
-    certified = re.search(r"(\S+)\s+certified Lipschitz bound; at most 5 was asked for", page)
+    certified = re.search(r"(\S+)\s+certified Lipschitz bound from RMS to RMS; at most 5 was asked for", page)
     assert certified is not None
     assert float(certified[1]) <= 5
 
@@ -125,7 +128,8 @@ def test_the_factors_of_the_layers_make_the_constant(run):
     (axes,) = report._budget_figure(certificate).axes
     factors = dict(zip([each.get_text() for each in axes.get_yticklabels()], axes.patches, strict=True))
     assert sum(bar.get_width() for bar in axes.patches) == pytest.approx(certificate.lipschitz.log10)
-    assert factors["head"].get_width() == pytest.approx(certificate.lipschitz.log10, abs=0.1)  # it has all that is left
+    norm = float(torch.linalg.matrix_norm(load(run.path).head.weight.detach(), 2))
+    assert factors["head"].get_width() == pytest.approx(math.log10(norm), abs=1e-3)
 
 
 def test_a_norm_above_its_cap_is_within_the_figure():

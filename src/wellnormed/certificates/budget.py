@@ -4,7 +4,7 @@ import contextlib
 import copy
 import math
 import weakref
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
@@ -21,7 +21,8 @@ from wellnormed.certificates.certifying import example_of, unwrapped
 from wellnormed.certificates.cost import cost_of
 from wellnormed.certificates.printing import RECTIFIED, factors, only_relu
 from wellnormed.certificates.promising import promise_of
-from wellnormed.certificates.within import LEAST, TOLERANCE, BudgetError, Capped, Caps, Within
+from wellnormed.certificates.sizes import UNITS, Unit, entries_of
+from wellnormed.certificates.within import LEAST, TOLERANCE, BudgetError, Capped, Caps, Within, constant_of
 from wellnormed.constraints import ColumnCap, Constraint, Constraints, HardCap, enforcing
 from wellnormed.constraints.caps import Cap, EntryCap
 from wellnormed.constraints.matching import attach, matched, norms_of
@@ -31,7 +32,8 @@ from wellnormed.parallel.layout import Mark, mark, whole
 from wellnormed.program.capturing import capture
 from wellnormed.program.domain import Domain
 from wellnormed.program.program import Program
-from wellnormed.proof.decimals import shown
+from wellnormed.proof import Row
+from wellnormed.proof.decimals import root, rounding_up, shown
 from wellnormed.routing import AssignedParameter, Assignment, assign_norms
 from wellnormed.routing.patterns import bare_names
 from wellnormed.routing.places import Weak
@@ -74,10 +76,11 @@ class Budget(Constraints):
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, constrained: tuple[Constrained, ...], left_out: Mapping[str, str],
-        prove: bool, model: Weak, *, within: Within, asked: float, caps: Caps, costs: Caps,
+        prove: bool, model: Weak, *, within: Within, asked: float, words: str, caps: Caps, costs: Caps,
         fixed: Mapping[str, Tensor], every: int, rectified: bool,
     ) -> None:  # fmt: skip
-        self._within, self._asked, self._every, self._rectified = within, asked, every, rectified
+        self._within, self._asked, self._words = within, asked, words
+        self._every, self._rectified = every, rectified
         self._fixed: dict[str, tuple[Tensor, Mark]] = {name: (tensor, mark(tensor)) for name, tensor in fixed.items()}
         self._moving = [c for c in constrained if c.name in costs]
         self._caps = {name: torch.tensor(cap, dtype=torch.float64) for name, cap in caps.items()}
@@ -101,7 +104,7 @@ class Budget(Constraints):
             )
         rows += [(name, "none", "", why) for name, why in self._left_out.items()]
         moves = f"move every {self._every} steps" if self._every else "stay"
-        head = f"Lipschitz constant at most {shown(self._asked)} after every step; caps {moves}"
+        head = f"Lipschitz constant at most {self._words}\nafter every step; caps {moves}"
         return "\n".join([head, aligned(rows), *[RECTIFIED] * self._rectified])
 
     __repr__ = __str__
@@ -266,11 +269,11 @@ class Budget(Constraints):
 def constrain_to(
     optimizer: torch.optim.Optimizer, given: Mapping[str, Constraint], norms: Assignment | nn.Module | None,
     prove: bool, what: str, most: float, example_input: Any, domain: Domain,
-    output: str | int | None, move_every: int, accept_small_range: bool,
+    output: str | int | None, unit: Unit, move_every: int, accept_small_range: bool,
 ) -> Constraints:  # fmt: skip
     """Find caps that bound the number `what` ("lipschitz" or "largest_logit") by `most`, and attach them.
 
-    The other arguments are those of `constrain`.
+    The other arguments are those of `constrain`, where `unit` is `norm`.
     """
     require_numbers("constrain: ", {what: most}, POSITIVE)
     require_numbers("constrain: ", {"move_every": move_every}, NOT_NEGATIVE, whole=True)
@@ -308,7 +311,7 @@ def constrain_to(
 
         example = example_of(evaluated, example_input, "constrain")
         program = capture(evaluated, example, output, domain=domain, accept=bound)
-    within = bounded[-1]
+    within, rows, words = bounded[-1], bounded[-1].rows(start | bounded[-1].tables()), shown(most)
     state = dict(named) | dict(model.named_buffers(remove_duplicate=False))
     fixed = {name: state[name] for name in program.stored if name in state and name not in within.promised}
     if of_logits:
@@ -319,14 +322,17 @@ def constrain_to(
         caps = logit_caps(optimizer, parameters, within, start, most)
         kind, costs, move_every = Logits, {}, 0
     else:
+        within.measured_by(partial(constant_of, unit=unit))
         kind, (caps, costs, free) = Budget, _caps_of_constant(within, start, most)
         with_caps = [a for a in assignment if a.name in caps]
         norms_now = {a.name: float(_kind(a)[1].upper_bound(whole(a.parameter.detach()))) for a in with_caps}
-        cost = cost_of(within, start, caps, free, norms_now, most)
+        numbers = _in_both(most, unit, rows)
+        words = " and ".join(f"{shown(number)} {UNITS[each]}" for each, number in numbers.items())
+        cost = cost_of(within, start, caps, free, norms_now, float(numbers["rms"]))
         cost.judge(most, accept_small_range)
     make = partial(
-        kind, within=within, asked=float(most), caps=caps, costs=costs, fixed=fixed, every=move_every,
-        rectified=only_relu(within.rows(caps)),
+        kind, within=within, asked=float(most), words=words, caps=caps, costs=costs, fixed=fixed, every=move_every,
+        rectified=only_relu(rows),
     )  # fmt: skip
     constraints = {**given, **{name: kinds[name](cap) for name, cap in caps.items()}}
     return attach(optimizer, constraints, assignment, prove, make)
@@ -352,6 +358,14 @@ def _caps_of_constant(within: Within, start: Caps, lipschitz: float) -> tuple[Ca
     if not within.constant(caps) <= Decimal(lipschitz):
         raise ValueError(f"constrain: no caps were proved to keep lipschitz={lipschitz}; please report it")
     return caps, costs, free
+
+
+def _in_both(most: float, unit: Unit, rows: Sequence[Row]) -> dict[Unit, Decimal]:
+    """A constant in the unit that was asked for, and in the other one."""
+    (other,) = UNITS.keys() - {unit}
+    with rounding_up():
+        ratio = root(Decimal(entries_of(rows, unit)) / entries_of(rows, other))
+        return {unit: Decimal(most), other: Decimal(most) * ratio}
 
 
 def _kind(a: AssignedParameter) -> tuple[type[Cap], Norm]:

@@ -17,13 +17,13 @@ from wellnormed._inputs import require_numbers
 from wellnormed.certificates import printing
 from wellnormed.certificates.document import ARITHMETIC, FORMAT_VERSION, fields_of, read_computed, row_document
 from wellnormed.certificates.radius import certified_radius
-from wellnormed.certificates.sizes import Bound, greatest, group_size, largest_rms
+from wellnormed.certificates.sizes import UNITS, Bound, entries_of, greatest, group_size, largest_rms, slope
 from wellnormed.lowering.stored import raw_tensor
 from wellnormed.program.comparing import Comparison
 from wellnormed.program.domain import Box, Domain, domain_of
 from wellnormed.program.program import Program
 from wellnormed.proof import Promise, Row
-from wellnormed.proof.decimals import root_down, rounding_up
+from wellnormed.proof.decimals import rounding_up
 
 _DAMAGE = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError, SafetensorError,
@@ -36,8 +36,8 @@ class Certificate:
     """A Lipschitz bound with everything needed to derive it again.
 
     For all inputs `x`, `y` of the domain, `norm(f(x) - f(y)) <= lipschitz * norm(x - y)`. Both norms are the largest
-    root mean square (RMS) over groups of entries: over the tokens of a sequence, or over whole images. Made by
-    `certify`; `verify` proves one again from stored weights.
+    Euclidean norm over groups of entries: over the tokens of a sequence, or over whole images. Made by `certify`;
+    `verify` proves one again from stored weights.
     """
 
     rows: tuple[Row, ...]
@@ -61,7 +61,7 @@ class Certificate:
     """The certified program, a function of the example's tensors that shares the model's weights. None in a certificate
     that was read from a file; `export` writes the program."""
     lower_bound: float | None = None
-    """Largest gain that a search has found; not part of the proof."""
+    """Largest gain that a search has found, in Euclidean norms; not part of the proof."""
     arithmetic: str = ARITHMETIC
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -85,26 +85,25 @@ class Certificate:
 
     @property
     def lipschitz(self) -> Bound:
-        """The bound, rounded up to a float; its members `exact` and `log10` hold what a float cannot."""
+        """Largest Euclidean norm of a change of a group of the result, over the largest of a group of the inputs.
+
+        It is rounded up to a float; its members `exact` and `log10` hold what a float cannot.
+        """
+        return Bound(slope(self.rows[-1], entries_of(self.rows, "euclidean")))
+
+    @property
+    def rms_lipschitz(self) -> Bound:
+        """As `lipschitz`, with the root mean square (RMS) of groups, the unit of papers on norm-based training."""
         return Bound(largest_rms(self.rows[-1], "gain"))
 
     @property
-    def l2_lipschitz(self) -> Bound | None:
-        """As `lipschitz`, with Euclidean norms of groups in place of RMS; None if groups of inputs differ in size."""
-        sizes = {group_size(row) for row in self.inputs}
-        if len(sizes) != 1:
-            return None
-        with rounding_up():
-            return Bound(greatest(self.rows[-1], "gain") / root_down(sizes.pop()))
-
-    @property
     def margin(self) -> Bound | None:
-        """Largest change of the difference of two logits, over the RMS change of the input; None if not asked for.
+        """Largest change of the difference of two logits, as `lipschitz` measures it; None unless asked.
 
-        A prediction whose best logit leads by `gap` stays for all changes of RMS less than `gap / margin`.
+        A prediction whose best logit leads by `gap` stays for all changes shorter than `gap / margin`.
         """
         rows = [row for row in self.rows if row.operation == "margin"]
-        return Bound(greatest(rows[0], "gain")) if rows else None
+        return Bound(slope(rows[0], entries_of(self.rows, "euclidean"))) if rows else None
 
     def certified_radius(self, logits: Tensor, std: float | Sequence[float] = 1.0) -> Tensor:
         """How far the input may move, in the Euclidean norm, while the largest logit stays the largest.
@@ -121,7 +120,8 @@ class Certificate:
                 needs none, and its radius is larger.
 
         Returns:
-            Float64, `(...)`: the Euclidean length of a change of the whole sample, or of the whole token.
+            Float64, `(...)`: the Euclidean length of a change of the whole sample, or of each token; with several
+            inputs, of a group of each.
 
         Raises:
             ValueError: The logits have another shape than the model's, or are not finite, or std is not positive.
@@ -175,33 +175,39 @@ class Certificate:
 
     @property
     def token_distance(self) -> Bound | None:
-        """Largest RMS of the difference of two vectors that an embedding looks up, proved; None without tokens."""
-        tables = [row for row in self.inputs if row.claims]
-        with rounding_up():
-            distances = [Decimal(row.claims[1].values[0]) / root_down(group_size(row)) for row in tables]
+        """Largest Euclidean distance of two vectors that an embedding looks up, proved; None without tokens."""
+        distances = [Decimal(row.claims[1].values[0]) for row in self.inputs if row.claims]
         return Bound(max(distances)) if distances else None
 
     @property
     def substitution(self) -> Bound | None:
-        """Largest RMS change of a group of the result when any number of tokens is replaced; None without tokens.
+        """Largest Euclidean norm of a change of a group of the result when tokens are replaced; None without tokens.
 
-        It is `lipschitz * token_distance`, or twice the largest result if that is less. A change of the input has the
-        size of its most changed token, so the number of replaced tokens does not matter. If an input is in `fixed`
-        because the model uses its integers for more than lookups, those other uses keep the example's values.
+        It is `lipschitz * token_distance` (less where tables differ in width), or twice the largest result if that is
+        less. A change of the input has the size of its most changed token, so the number of replaced tokens does not
+        matter. If an input is in `fixed` because the model uses its integers for more than lookups, those other uses
+        keep the example's values.
         """
-        if (distance := self.token_distance) is None:
-            return None
+        tables, last = [row for row in self.inputs if row.claims], self.rows[-1]
         with rounding_up():
-            twice = 2 * largest_rms(self.rows[-1], "radius")
-            return Bound(min(self.lipschitz.exact * distance.exact, twice))
+            changes = [slope(last, group_size(row)) * Decimal(row.claims[1].values[0]) for row in tables]
+            return Bound(min(max(changes), 2 * greatest(last, "radius"))) if tables else None
 
     @property
     def inputs(self) -> list[Row]:
         """The rows of the certified variables."""
         return [row for row in self.rows if row.operation == "input"]
 
+    @property
+    def rms_lower_bound(self) -> float | None:
+        """`lower_bound` with RMS in place of Euclidean norms."""
+        if self.lower_bound is None:
+            return None
+        entries = [entries_of(self.rows, unit) for unit in UNITS]
+        return self.lower_bound * math.sqrt(entries[0] / entries[1])
+
     def with_lower_bound(self, value: float) -> "Certificate":
-        """The same certificate with a measured gain beside the bound.
+        """The same certificate with a measured gain, in Euclidean norms, beside the bound.
 
         Raises:
             ValueError: The value is negative, not finite, or exceeds the bound, so that one of both is wrong.
@@ -251,12 +257,11 @@ class Certificate:
 
     def document(self) -> dict[str, Any]:
         """The content of the file as a dictionary, as `proof.check` reads it."""
-        l2 = self.l2_lipschitz
         return {
             "format": FORMAT_VERSION,
             "arithmetic": self.arithmetic,
             "lipschitz": str(self.lipschitz.exact),
-            "l2_lipschitz": None if l2 is None else str(l2.exact),
+            "rms_lipschitz": str(self.rms_lipschitz.exact),
             "each_sample": self.each_sample,
             "lower_bound": self.lower_bound,
             "attention_logits": {name: list(map(str, heads)) for name, heads in self.attention_logits.items()},

@@ -50,8 +50,9 @@ def certify(
     """Prove how much a model's result can change when its input changes: a Lipschitz constant, with its proof.
 
     `certify(model, example_input).lipschitz` is a number L: if two inputs of the domain differ by d, their results
-    differ by at most `L d`. Both differences are measured by the largest root mean square (RMS) over groups of entries:
-    vectors of an input `(B, D)`, tokens of `(B, T, D)`, whole samples of tensors with more axes. `print` shows the
+    differ by at most `L d`. Both differences are the largest Euclidean norm over groups of entries: vectors of an input
+    `(B, D)`, tokens of `(B, T, D)`, whole samples of tensors with more axes. `Certificate.rms_lipschitz` compares root
+    mean squares (RMS) instead. Of inputs whose groups differ in size, the largest change counts. `print` shows the
     bound of every operation, `Certificate.save` writes a file, and `verify` proves that file again.
 
     The domain contains all inputs whose groups have an RMS of at most `radius`, or whose entries lie in `box`. For

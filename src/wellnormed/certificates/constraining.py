@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from wellnormed._inputs import require_flags
+from wellnormed.certificates.sizes import UNITS, Unit
 from wellnormed.constraints import Constraint, Constraints
 from wellnormed.constraints.matching import attach, constrainable, norms_of
 from wellnormed.routing import Assignment
@@ -19,6 +20,7 @@ def constrain(
     *,
     prove: bool = True,
     lipschitz: float | None = None,
+    norm: Unit = "euclidean",
     largest_logit: float | None = None,
     example_input: Any = None,
     radius: float = 1.0,
@@ -31,7 +33,8 @@ def constrain(
 
     There are three ways to say how. `constrain(optimizer, {"*": HardCap(1.0)})` caps the norms of all parameters whose
     names match a pattern. `constrain(optimizer, lipschitz=10.0, example_input=x)` chooses the caps itself, so that
-    `certify(model, x, within=constraints)` proves a Lipschitz constant of at most 10 after every step; see
+    `certify(model, x, within=constraints)` proves a Lipschitz constant of at most 10, in Euclidean norms, after every
+    step; see
     `certificates.budget.Budget`. `constrain(optimizer, largest_logit=30.0, example_input=x)` chooses caps within which
     no attention logit exceeds 30 in absolute value, for any input and before masks; see `certificates.logits.Logits`.
     `print` of the result shows which parameter is kept in which bound.
@@ -64,7 +67,10 @@ def constrain(
             weights in floats, aiming 2e-5 below the cap and ending at most 1e-5 above it, and `load_state_dict` trusts
             that the weights are those that the state was saved with. Pass False only if checksums confirm this, and
             prove the model that you publish.
-        lipschitz: The largest Lipschitz constant, in the norms of `certify`.
+        lipschitz: The largest Lipschitz constant: `Certificate.lipschitz`, which compares Euclidean norms of vectors,
+            tokens or samples.
+        norm: With `lipschitz`, `rms` for a constant that compares root mean squares (RMS), `Certificate.rms_lipschitz`;
+            `print` of the result shows both.
         largest_logit: The largest attention logit. Caps are in the norms of `assign_norms(model, per_head=True)` unless
             `norms` is an assignment.
         example_input: With `lipschitz` or `largest_logit`, the arguments of a call of the model, as in `certify`; so
@@ -101,6 +107,8 @@ def constrain(
     inner = constrainable(optimizer)
     require_flags("constrain: ", {"prove": prove, "accept_small_range": accept_small_range})
     given_numbers = {"lipschitz": lipschitz, "largest_logit": largest_logit}
+    if norm not in UNITS:
+        raise ValueError(f"constrain: norm must be one of {', '.join(UNITS)}, got {norm!r}")
     numbers = {name: number for name, number in given_numbers.items() if number is not None}
     if len(numbers) > 1:
         raise ValueError("constrain: lipschitz= and largest_logit= are two searches for caps; call it for one of them")
@@ -110,6 +118,7 @@ def constrain(
             "box": box,
             "output": output,
             "radius": None if radius == 1 else radius,
+            "norm": None if norm == "euclidean" else norm,
             "move_every": None if move_every == 100 else move_every,
             "accept_small_range": accept_small_range or None,
         }
@@ -129,5 +138,5 @@ def constrain(
     given, domain = {} if constraints is None else constraints, domain_from("constrain", radius, box)
     ((what, most),) = numbers.items()
     return constrain_to(
-        inner, given, norms, prove, what, most, example_input, domain, output, move_every, accept_small_range
+        inner, given, norms, prove, what, most, example_input, domain, output, norm, move_every, accept_small_range
     )

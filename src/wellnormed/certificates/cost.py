@@ -76,7 +76,7 @@ def cost_of(within: Within, start: Caps, caps: Caps, free: Collection[str], norm
         caps: The caps that it ended with.
         free: Parameters that the constant does not depend on.
         norms: The norms of the parameters now.
-        lipschitz: The constant.
+        lipschitz: The constant, from RMS to RMS.
     """
 
     def reach(these: Caps) -> float:

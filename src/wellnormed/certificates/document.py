@@ -17,7 +17,7 @@ from wellnormed.proof.promises import Promise
 from wellnormed.proof.reading import read
 from wellnormed.proof.rows import Document, read_row
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 ARITHMETIC = "real numbers, tensors as stored"
 
 

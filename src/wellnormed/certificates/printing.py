@@ -7,7 +7,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from wellnormed.certificates.sizes import largest_rms, short
+from wellnormed.certificates.sizes import entries_of, greatest, largest_rms, short, slope
 from wellnormed.program.comparing import NOT_COMPARED
 from wellnormed.program.domain import Box, domain_of
 from wellnormed.proof import Row
@@ -26,12 +26,11 @@ PROOF = (
 
 def table(certificate: "Certificate") -> str:
     """The text of `print`: the bound, the inputs and weights that it holds for, and a line per row with bounds."""
-    l2, replaced = certificate.l2_lipschitz, certificate.substitution
-    euclidean = "" if l2 is None else f"; {short(l2.exact)} in Euclidean norms"
-    log10 = shown(certificate.lipschitz.log10, ".4f")
+    replaced, entries = certificate.substitution, entries_of(certificate.rows, "euclidean")
+    log10, rms = shown(certificate.lipschitz.log10, ".4f"), short(certificate.rms_lipschitz.exact)
     lines = [
         sentence(certificate),
-        f"Lipschitz bound {short(certificate.lipschitz.exact)}  (log10 {log10}{euclidean})",
+        f"Lipschitz bound {short(certificate.lipschitz.exact)}  (log10 {log10}; {rms} from RMS to RMS)",
         f"norms: {certificate.norms}",
         f"domain: {certificate.domain}",
         f"proved of the captured program; {_briefly(certificate)}; statement() has all of it",
@@ -45,33 +44,32 @@ def table(certificate: "Certificate") -> str:
     if (logit := certificate.largest_logit) is not None:
         lines.append(f"largest attention logit, proved: {short(logit.exact)}")
     if replaced is not None:
-        lines.append(f"replacing any tokens changes the result by at most: {short(replaced.exact)}")
+        lines.append(f"replacing any tokens changes the result by at most, in l2: {short(replaced.exact)}")
     if certificate.lower_bound is not None:
         lines.append(f"largest gain found: {shown(certificate.lower_bound, up=False)}")
     names = [(word(row.name), word(row.operation)) for row in certificate.layers]
     width, kind = (max(map(len, column)) for column in zip(*names, strict=True))
     lines.append(f"{'operation':{width}}  {'primitive':{kind}}  {'RMS at most':>12}  {'Lipschitz':>12}")
     lines += [
-        f"{name:{width}}  {operation:{kind}}  "
-        f"{short(largest_rms(row, 'radius')):>12}  {short(largest_rms(row, 'gain')):>12}"
+        f"{name:{width}}  {operation:{kind}}  {short(largest_rms(row, 'radius')):>12}  {short(slope(row, entries)):>12}"
         for (name, operation), row in zip(names, certificate.layers, strict=True)
     ]
     return "\n".join(lines)
 
 
 def sentence(certificate: "Certificate") -> str:
-    """The bound as a sentence: in Euclidean norms if a sample is one vector or one image, in RMS for tokens."""
-    l2, inputs, result = certificate.l2_lipschitz, certificate.inputs, certificate.rows[-1]
+    """The bound as a sentence, in Euclidean norms: of a sample that is one vector or one image, or of its tokens."""
+    inputs, result, bound = certificate.inputs, certificate.rows[-1], short(certificate.lipschitz.exact)
     whole = len(inputs) == 1 and _groups(inputs[0]) != "tokens" and _groups(result) != "tokens"
     noun = "A sample" if certificate.each_sample else "The whole batch"
-    if whole and l2 is not None and certificate.each_sample:
+    if whole and certificate.each_sample:
         noun = "An image" if len(inputs[0].shape) == 4 else "An input"
-    if whole and l2 is not None:
-        return f"{noun} moved by d in l2 moves the result by at most {short(l2.exact)} d."
+    if whole:
+        return f"{noun} moved by d in l2 moves the result by at most {bound} d."
     moved = " and ".join(sorted({_groups(row) for row in inputs}))
     return (
-        f"{noun} whose {moved} move by an RMS of at most d has a result whose {_groups(result)} move by an RMS of at "
-        f"most {short(certificate.lipschitz.exact)} d."
+        f"{noun} whose {moved} each move by at most d in l2 has a result whose {_groups(result)} each move by at most "
+        f"{bound} d."
     )
 
 
@@ -135,7 +133,7 @@ def factors(rows: Sequence[Row]) -> list[tuple[Row, float]]:
         before = sum(inputs, Decimal(0)) if row.operation == "add" else max(inputs, default=Decimal(0))
         if row.operation == "times" and isinstance(number := next(iter(row.constants.values())), float) and number:
             before *= Decimal(abs(number)) ** (1 if "factor" in row.constants else -1)
-        gains[row.name] = before if row.bounds is None else largest_rms(row, "gain")
+        gains[row.name] = before if row.bounds is None else greatest(row, "gain")
     path, row = [], rows[-1]
     while row.inputs and gains[name := max(row.inputs, key=gains.__getitem__)]:
         path.append((row, float((gains[row.name] / gains[name]).log10())))
@@ -149,8 +147,8 @@ _JOINTLY = "; certify(effort='high') bounds layers jointly, and may prove less"
 
 
 def norms(certificate: "Certificate") -> str:
-    """The norms of the input and of the result."""
-    return f"largest RMS of {_groups(certificate.inputs[0])} in, of {_groups(certificate.rows[-1])} out"
+    """The norms of the input and of the result that `lipschitz` compares."""
+    return f"largest Euclidean norm of {_groups(certificate.inputs[0])} in, of {_groups(certificate.rows[-1])} out"
 
 
 def domain(certificate: "Certificate") -> str:

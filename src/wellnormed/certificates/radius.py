@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from wellnormed.certificates.sizes import group_size
-from wellnormed.proof.decimals import float_up, root, root_down, rounding_up
+from wellnormed.proof.decimals import float_up, root, rounding_up
 
 if TYPE_CHECKING:
     from wellnormed.certificates.certificate import Certificate
@@ -36,12 +35,9 @@ def certified_radius(certificate: "Certificate", logits: Tensor, std: float | Se
 
 
 def _slope_of_a_gap(certificate: "Certificate") -> float:
-    """Most by which the difference of two logits changes, over the Euclidean norm of the change of the input."""
-    whole = certificate.l2_lipschitz
-    if whole is None:
-        raise ValueError("certified_radius: the inputs have groups of several sizes, of which no one radius can speak")
+    """Most by which the difference of two logits changes, over the Euclidean norm of a change of an input's group."""
     with rounding_up():
-        slopes = [root(2) * whole.exact]
+        slopes = [root(2) * certificate.lipschitz.exact]
         if (margin := certificate.margin) is not None:
-            slopes.append(margin.exact / root_down(group_size(certificate.inputs[0])))
+            slopes.append(margin.exact)
         return float_up(min(slopes))

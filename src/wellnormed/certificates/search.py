@@ -32,16 +32,19 @@ Point = dict[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class LowerBound:
-    """The gain of a model between two inputs; no Lipschitz constant in the certificate's norms is smaller.
+    """The gains of a model between two inputs; no Lipschitz constant in the same norms is smaller.
 
     The gain is the difference of two results over the difference of two inputs. To measure it again, let
     `double = wellnormed.capture(model, example_input).double()` and
     `moved[name] = inputs[name] + step * directions[name]`: the largest RMS over the groups of
-    `double(**moved) - double(**inputs)` is `value * step`.
+    `double(**moved) - double(**inputs)` is `rms_value * step`.
     """
 
     value: float
-    """Largest RMS change of a group of the output over the largest RMS change of a group of the input."""
+    """Largest Euclidean norm of a change of a group of the output, over the largest of a change of a group of the
+    inputs: a lower bound of `Certificate.lipschitz`."""
+    rms_value: float
+    """The same with RMS, a lower bound of `Certificate.rms_lipschitz`; the search looks for the largest."""
     inputs: Point
     """The first of the two inputs, with the example's shapes."""
     directions: Point
@@ -221,7 +224,7 @@ class _Search:
         Over long distances a secant may be steeper than the tangent. Over short distances the gain equals the
         derivative's up to the rounding error of a small difference, so the smaller of the two counts.
         """
-        best = LowerBound(0.0, tangent.x, tangent.direction, 0.0)
+        best = LowerBound(0.0, 0.0, tangent.x, tangent.direction, 0.0)
         for step in (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7):
             # moved towards the centre, so that both ends lie in the ball; a box may still cut off the longer one
             inner = {name: each + step * (self.centre - each) for name, each in tangent.x.items()}
@@ -239,14 +242,17 @@ class _Search:
         step = float(self._size(_many(change)))
         end, start = self.function(moved), self.function(x)
         gain = float(rms(end - start, self.function.output_axes).max()) / max(step, 1e-300)
-        if gain > best.value:
+        if gain > best.rms_value:
             gain -= sum(map(self._uncertain, (x, moved), (start, end))) / max(step, 1e-300)
         if step < 1e-3 * self.radius:
             gain = min(gain, tangent.value)
         gain *= 1 - _ROUNDING
-        if not best.value < gain < math.inf:
+        if not best.rms_value < gain < math.inf:
             return best
-        return LowerBound(gain, x, {name: each / step for name, each in change.items()}, step)
+        directions, axes = {name: each / step for name, each in change.items()}, self.function.axes
+        longest = max(float(torch.linalg.vector_norm(d, dim=axes[name]).max()) for name, d in directions.items())
+        entries = math.prod(end.shape[axis] for axis in self.function.output_axes)
+        return LowerBound(gain * math.sqrt(entries) / longest, gain, x, directions, step)
 
     def _uncertain(self, x: Point, result: Tensor) -> float:
         """How far rounding errors may move the result at a point, in the RMS of its largest group."""

@@ -1,11 +1,16 @@
 """Numbers of a certificate: bounds as floats that know their decimals, the largest of a row, and digits of tables."""
 
 import math
+from collections.abc import Sequence
 from decimal import Decimal
-from typing import Self
+from typing import Literal, Self
 
 from wellnormed.proof import Row
 from wellnormed.proof.decimals import UP, float_up, root_down, rounding_up, shown
+
+Unit = Literal["euclidean", "rms"]
+"""The norms of the groups of inputs and results that a constant compares."""
+UNITS: dict[Unit, str] = {"euclidean": "in Euclidean norms", "rms": "from RMS to RMS"}
 
 
 class Bound(float):
@@ -51,6 +56,21 @@ def largest_rms(row: Row, what: str) -> Decimal:
 def greatest(row: Row, what: str) -> Decimal:
     """The largest `radius` or `gain` of a row's groups, in Euclidean norms."""
     return max(getattr(row.bounds, what).flat, default=Decimal(0))
+
+
+def entries_of(rows: Sequence[Row], unit: Unit) -> int:
+    """Number of entries by whose root a gain is divided, to be a constant of the last row in this unit.
+
+    Gains are Euclidean norms over the largest RMS of a change d of n entries, which is `|d| / sqrt(n)`: no more than
+    the largest `|d|` over the root of the smallest n.
+    """
+    return group_size(rows[-1]) if unit == "rms" else min(group_size(row) for row in rows if row.operation == "input")
+
+
+def slope(row: Row, entries: int) -> Decimal:
+    """The largest `gain` of a row's groups over the root of a number of entries."""
+    with rounding_up():
+        return greatest(row, "gain") / root_down(entries)
 
 
 def short(x: Decimal) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from wellnormed.certificates.certifying import promised
 from wellnormed.certificates.promising import any_entries, promise_of
-from wellnormed.certificates.sizes import largest_rms
+from wellnormed.certificates.sizes import Unit, entries_of, slope
 from wellnormed.lowering.walk import Walk, proved_again, walked
 from wellnormed.norms import Norm
 from wellnormed.program.domain import Box, Domain
@@ -48,9 +48,10 @@ class Capped:
     names: tuple[str, ...]
 
 
-def constant_of(proof: Proof) -> Decimal:
+def constant_of(proof: Proof, unit: Unit = "euclidean") -> Decimal:
     """The constant that a proof ends with."""
-    return largest_rms(list(proof.rows.values())[-1], "gain")
+    rows = list(proof.rows.values())
+    return slope(rows[-1], entries_of(rows, unit))
 
 
 def logits_of(proof: Proof) -> dict[str, Decimal]:
@@ -71,7 +72,7 @@ class Within:
         promises: Name of a stored tensor -> the promise of another constraint.
 
     Attributes:
-        measure: The number of a proof that counts as the constant: by default the Lipschitz constant; see
+        measure: The number of a proof that counts as the constant: by default the Euclidean Lipschitz constant; see
             `measured_by`.
     """
 

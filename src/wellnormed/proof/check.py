@@ -34,14 +34,16 @@ class Report:
     output: str
     """The result's name, shape and groups."""
     lipschitz: Decimal
-    """Largest RMS of a change of a group of the output, over the largest RMS of the change of a group of the inputs."""
-    l2_lipschitz: Decimal | None
-    """The same with Euclidean norms; None where groups of the inputs differ in size."""
+    """Largest Euclidean norm of a change of a group of the output, over the largest of a change of a group of the
+    inputs."""
+    rms_lipschitz: Decimal
+    """The same with root mean squares (RMS) in place of Euclidean norms."""
     margin: Decimal | None
-    """Largest change of the difference of two logits, over the RMS change of the inputs; None without such a row."""
+    """Largest change of the difference of two logits, over the largest Euclidean norm of a change of a group of the
+    inputs; None without such a row."""
     substitution: Decimal | None
-    """Largest RMS change of a group of the output when tokens are replaced and fixed inputs stay; None without tokens.
-    """
+    """Largest Euclidean norm of a change of a group of the output when tokens are replaced and fixed inputs stay; None
+    without tokens."""
     attention_logits: dict[str, tuple[Decimal, ...]]
     """For every attention, a bound for each head on the size of its logits."""
     rounds: dict[str, tuple[str, ...]]
@@ -56,12 +58,12 @@ class Report:
 
     def __str__(self) -> str:
         lines = ["each sample of a batch of any size:"] * self.each_sample + [f"for {each}" for each in self.inputs]
-        constant = shown(self.lipschitz)
-        lines += [f"{self.output} is L-Lipschitz with L = {constant}, from the largest RMS to the largest RMS"]
+        constant, groups = shown(self.lipschitz), "a change of a group of the inputs"
+        lines += [f"{self.output} is L-Lipschitz with L = {constant}, in the largest Euclidean norm of {groups}"]
         for bound, words in (
-            (self.l2_lipschitz, "and L = {} in Euclidean norms"),
-            (self.margin, "differences of its entries change by at most {}"),
-            (self.substitution, "replacing any tokens changes a group of it by an RMS of at most {}"),
+            (self.rms_lipschitz, "and L = {}, from the largest RMS to the largest RMS"),
+            (self.margin, "differences of its entries change by at most {} times that norm"),
+            (self.substitution, "replacing any tokens changes a group of it by at most {} in the Euclidean norm"),
         ):
             lines += [] if bound is None else [words.format(shown(bound))]
         lines += [f"conversions to {dtype} count as the identity: {len(rows)}" for dtype, rows in self.rounds.items()]
@@ -122,15 +124,14 @@ def conclude(certificate: Document, proof: Proof) -> Report:
             raise CheckError("the last row is not the output")
         output, gain, inputs = rows[-1], last.bounds.gain.max(), [row for row in rows if row.operation == "input"]
         require(len(inputs) > 0, "there is no input")
-        lipschitz, l2, sizes = certificate.lipschitz, certificate.l2_lipschitz, {row.entries() for row in inputs}
-        _require_result("lipschitz", lipschitz, gain, output.entries())
-        require((l2 is not None) == (len(sizes) == 1), "l2_lipschitz must be null just where groups of inputs differ")
-        if l2 is not None:
-            _require_result("l2_lipschitz", l2, gain, sizes.pop())
+        # gains are over the largest RMS of a change d of n entries, and |d| / sqrt(n) is at most |d| / sqrt(least n)
+        smallest = min(row.entries() for row in inputs)
+        _require_result("lipschitz", certificate.lipschitz, gain, smallest)
+        _require_result("rms_lipschitz", certificate.rms_lipschitz, gain, output.entries())
         margins = [row for row in rows if row.operation == "margin"]
         require(len(margins) < 2, "there are two rows of margins")
         distances = [Decimal(row.claims[1].values[0]) / root_down(row.entries()) for row in inputs if row.claims]
-        twice = 2 * last.bounds.radius.max() / root_down(output.entries())
+        margin = max((margin_of(row, output.inputs[0]) for row in margins), default=None)
         fixed = certificate.fixed
         require(set(fixed) <= proof.stored.keys(), "an input that it fixes is not stored")
         rounds: dict[str, tuple[str, ...]] = {}
@@ -143,10 +144,10 @@ def conclude(certificate: Document, proof: Proof) -> Report:
                 *(f"{word(name)} as stored, lookups apart" for name in fixed),
             ),
             output=f"{word(output.name)} of shape {output.shape}, in {_groups(output)},",
-            lipschitz=lipschitz,
-            l2_lipschitz=l2,
-            margin=max((margin_of(row, output.inputs[0]) for row in margins), default=None),
-            substitution=min(lipschitz * max(distances), twice) if distances else None,
+            lipschitz=certificate.lipschitz,
+            rms_lipschitz=certificate.rms_lipschitz,
+            margin=None if margin is None else margin / root_down(smallest),
+            substitution=min(gain * max(distances), 2 * last.bounds.radius.max()) if distances else None,
             attention_logits=_logits(certificate, rows),
             rounds=rounds,
             promises=tuple(map(str, proof.promises.values())),

@@ -64,7 +64,7 @@ class Row:
 class Document:
     """A certificate as its file states it; nothing is proved yet."""
 
-    format: Literal[6]
+    format: Literal[7]
     arithmetic: Literal["real numbers, tensors as stored"]
     tensors: dict[str, str]
     """Name -> SHA-256 of every tensor of the model that a row names."""
@@ -77,7 +77,7 @@ class Document:
     """These two are read one at a time: the kernel need not hold all that it has read."""
     each_sample: bool
     lipschitz: Decimal
-    l2_lipschitz: Decimal | None
+    rms_lipschitz: Decimal
     attention_logits: dict[str, tuple[Decimal, ...]]
     """Name of a row of attention -> the bounds of its heads' logits."""
     comparison: Any = None

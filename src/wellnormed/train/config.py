@@ -59,8 +59,9 @@ class TrainConfig:
     """Read windows of tokens in a random order, another one in every epoch, instead of the order of the files. Windows
     of characters begin at random places."""
     lipschitz: float | None = None
-    """The largest Lipschitz constant after every step of a `potential` model, which the presets cpu and positions and
-    the variant potential train. Other models leave it out; that of a `gpt` follows from its caps."""
+    """The largest Lipschitz constant, from RMS to RMS as in papers, after every step of a `potential` model, which the
+    presets cpu and positions and the variant potential train. Other models leave it out; that of a `gpt` follows from
+    its caps."""
     caps: Caps = field(default_factory=Caps)
     """Largest norms of a `gpt` by role; embedding vectors are always kept at RMS at most 1."""
     constraint: ConstraintName | Literal["none"] = "soft-cap"

@@ -53,10 +53,9 @@ def certificate_facts(certificate: Certificate | str, weights: dict[str, torch.T
     if isinstance(certificate, str):
         return {"refused": certificate}
     formats = wn.certificates.number_formats(certificate, weights=weights)
-    l2 = certificate.l2_lipschitz
     return {
-        "log10_lipschitz": certificate.lipschitz.log10,
-        "log10_lipschitz_l2": None if l2 is None else l2.log10,
+        "log10_lipschitz": certificate.rms_lipschitz.log10,
+        "log10_lipschitz_l2": certificate.lipschitz.log10,
         "activation_rms": certificate.activation_rms,
         "proved_largest_entry": max(float(each.proved) for each in formats.ranges),
         "proved_largest_logit": certificate.largest_logit,
@@ -93,7 +92,7 @@ def finish(task: LanguageTask, run: RunFolder, console: Console) -> None:
             results |= certificate_facts(certificate, weights)
             if isinstance(certificate, Certificate):
                 certificate.save(run.certificate_file)
-                results["lower_bound"] = certificate.lower_bound
+                results["lower_bound"] = certificate.rms_lower_bound
         results["sample"] = _written(model, task)
         run.save_results(weights, results)
         write_report(run.path)

@@ -190,7 +190,7 @@ def _run(task: LanguageTask, run: RunFolder, console: Console) -> None:
     if config.lipschitz is not None:
         body = config.lipschitz / config.head_cap
         parts = f"head {shown(config.head_cap, '.4g')}, all before it {shown(body, '.4g')}"
-        kept = f"Lipschitz constant at most {shown(config.lipschitz)} ({parts}) after every step"
+        kept = f"Lipschitz constant at most {shown(config.lipschitz)} from RMS to RMS ({parts}) after every step"
     many = f" on {ranks.world} ranks ({config.parallel})" if ranks.world > 1 else ""
     many += "".join(f"; {note}" for note in task.notes)
     start = f", from step {task.step}" if task.step else ""

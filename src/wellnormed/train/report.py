@@ -15,7 +15,7 @@ from wellnormed._files import read_files, read_json, write_atomically
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.formats import number_formats
 from wellnormed.certificates.printing import PROOF, factors, sentence
-from wellnormed.certificates.sizes import largest_rms, short
+from wellnormed.certificates.sizes import entries_of, largest_rms, short, slope
 from wellnormed.models.files import WEIGHTS, read_config, read_tensors
 from wellnormed.proof.decimals import shown
 from wellnormed.proof.reading import printable, word
@@ -135,14 +135,11 @@ def facts(
             figures.append((f"{results['validation_accuracy']:.4f}", "validation accuracy"))
     if certificate:
         limit = "" if asked is None else f"; at most {asked:g} was asked for"
-        figures.append((short(certificate.lipschitz.exact), f"certified Lipschitz bound{limit}"))
-        if certificate.lower_bound:
-            figures.append((shown(certificate.lower_bound, ".4g", up=False), "largest gain found by search"))
+        figures.append((short(certificate.rms_lipschitz.exact), f"certified Lipschitz bound from RMS to RMS{limit}"))
+        if found := certificate.rms_lower_bound:
+            figures.append((shown(found, ".4g", up=False), "largest gain found by search, from RMS to RMS"))
+        figures.append((short(certificate.lipschitz.exact), "certified Lipschitz bound in Euclidean norms per token"))
     if results:
-        if results.get("log10_lipschitz_l2") is not None:
-            figures.append(
-                (shown(results["log10_lipschitz_l2"], ".3f"), "log10 of the bound in Euclidean norms per token")
-            )
         if "largest_entry" in results:
             figures.append((f"{results['largest_entry']:.4g}", "largest activation entry seen"))
         if results.get("proved_norm_over_cap"):
@@ -229,9 +226,10 @@ def _speed_figure(metrics: list[dict[str, Any]]) -> Figure:
 
 
 def _growth_figure(certificate: Certificate) -> Figure:
+    entries = entries_of(certificate.rows, "euclidean")
     figure, axes = _axes("Bounds through the network", "operation, by its number in the certificate's table", "log10")
     for values, colour, label in (
-        ([largest_rms(row, "gain") for row in certificate.layers], BLUE, "Lipschitz bound L"),
+        ([slope(row, entries) for row in certificate.layers], BLUE, "Lipschitz bound L, Euclidean"),
         ([largest_rms(row, "radius") for row in certificate.layers], ORANGE, "largest RMS R"),
     ):
         points = [(i, float(v.log10())) for i, v in enumerate(values, 1) if v > 0]
@@ -282,16 +280,17 @@ def _row(words: list[str], numbers: list[str], cell: str = "td") -> str:
 
 
 def _certificate_table(certificate: Certificate) -> str:
-    rows = [_row(["", "operation", "primitive", "constants"], ["RMS at most", "Lipschitz"], "th")]
+    rows = [_row(["", "operation", "primitive", "constants"], ["RMS at most", "Lipschitz, Euclidean"], "th")]
+    entries = entries_of(certificate.rows, "euclidean")
     for number, row in enumerate(certificate.layers, 1):
         numbers = {name: value for name, value in row.constants.items() if isinstance(value, float)}
         constants = ", ".join(f"{word(name)} {value:.6g}" for name, value in numbers.items())
-        bounds = [shown(largest_rms(row, what), ".4g") for what in ("radius", "gain")]
+        bounds = [shown(bound, ".4g") for bound in (largest_rms(row, "radius"), slope(row, entries))]
         rows.append(_row([str(number), word(row.name), word(row.operation), constants], bounds))
     meaning = [sentence(certificate), "RMS is the root of the mean of the squares of a vector's entries."]
     if (replaced := certificate.substitution) is not None:
         meaning.append(
-            f"Replacing any number of tokens moves no vector of the result by more than {short(replaced.exact)}."
+            f"Replacing any number of tokens moves no vector of the result by more than {short(replaced.exact)} in l2."
         )
     meaning.append("All of this is proved from the weights, for every input of the domain; nothing is sampled.")
     about = f"Norms: {certificate.norms}. Domain: {certificate.domain}. The proof is {PROOF}."
