@@ -51,9 +51,10 @@ def certify(
 
     `certify(model, example_input).lipschitz` is a number L: if two inputs of the domain differ by d, their results
     differ by at most `L d`. Both differences are the largest Euclidean norm over groups of entries: vectors of an input
-    `(B, D)`, tokens of `(B, T, D)`, whole samples of tensors with more axes. `Certificate.rms_lipschitz` compares root
-    mean squares (RMS) instead. Of inputs whose groups differ in size, the largest change counts. `print` shows the
-    bound of every operation, `Certificate.save` writes a file, and `verify` proves that file again.
+    `(B, D)`, tokens of `(B, T, D)`, whole samples of tensors with more axes, and of signals `(B, C, L)`, whose first
+    product is a convolution along the last axis. Of several inputs the largest change counts.
+    `Certificate.rms_lipschitz` compares root mean squares (RMS) instead. `print` shows the bound of every
+    operation, `Certificate.save` writes a file, and `verify` proves that file again.
 
     The domain contains all inputs whose groups have an RMS of at most `radius`, or whose entries lie in `box`. For
     integer inputs the certified variable is the embedded vectors, and the domain is widened to contain all rows of the

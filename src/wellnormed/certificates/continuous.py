@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from wellnormed.program.domain import default_axes
 from wellnormed.program.program import Program, repeating
 
 
@@ -32,9 +31,10 @@ class Continuous:
         """The device of the example."""
         self.at_once = True
         """Whether `many` computes together; switched off by the first operation that torch cannot vectorize."""
-        self.axes = {name: _groups(shape) for name, shape in self.shapes.items()}
+        placeholders = {node.name: node for node in double.nodes if node.op == "placeholder"}
+        self.axes = {name: _from_the_last(double, placeholders[name]) for name in self.shapes}
         """Name of a variable -> axes of a group of its entries, counted from the last."""
-        self.output_axes = _groups(tuple(double.result.meta["val"].shape) or (1,))
+        self.output_axes = _from_the_last(double, double.result)
         """Axes of a group of the result's entries, counted from the last."""
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -78,5 +78,5 @@ class _Shaking(fx.Interpreter):
         return result * (1 + self._share * (2 * drawn - 1))
 
 
-def _groups(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(axis - len(shape) for axis in default_axes(shape))
+def _from_the_last(double: Program, node: fx.Node) -> tuple[int, ...]:
+    return tuple(axis - (node.meta["val"].ndim or 1) for axis in double.groups(node))

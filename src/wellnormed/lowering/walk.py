@@ -23,7 +23,7 @@ from wellnormed.lowering.rounding import rounded, rounds
 from wellnormed.lowering.softmaxes import SOFTMAXES
 from wellnormed.program.constants import compute, draws
 from wellnormed.program.dependence import reached, repeats
-from wellnormed.program.domain import Domain, default_axes
+from wellnormed.program.domain import Domain
 from wellnormed.program.errors import DRAWS, UncertifiableError, refusing
 from wellnormed.program.interpreter import Interpreter, is_stored
 from wellnormed.program.operation import kind_of, name_of, packet, record_of
@@ -98,7 +98,8 @@ class Walk(Interpreter):
             self.ledger.name = "output"
         if not result.shape:
             result = pick(self.ledger, result, lambda t: t[None])
-        return self.ledger.derive("output", [(result, default_axes(result.shape))], shape=result.shape)
+        axes = self.program.groups(self.program.result)
+        return self.ledger.derive("output", [(result, axes)], shape=result.shape)
 
     def _unforeseen(self, error: Exception) -> str:
         reason = f"its bound does not cover these arguments ({first_line(error)}); write the operation in another way"
@@ -254,7 +255,7 @@ class Walk(Interpreter):
         self.ledger.where = f"input `{name}`"
         if node not in self.dependent:
             return self.ledger.computed(f"input.{name}", example)
-        return source(self.ledger, tuple(example.shape), f"input.{name}", example.dtype)
+        return source(self.ledger, tuple(example.shape), f"input.{name}", example.dtype, self.program.groups(node))
 
     def _constant(self, node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> Any:
         """Compute an operation that does not depend on the input; track transposes and moved rows of weights."""

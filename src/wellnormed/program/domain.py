@@ -62,6 +62,6 @@ def domain_of(constants: dict[str, Any]) -> Domain:
     return math.inf if box == Box(-largest, largest) else box
 
 
-def default_axes(shape: Sequence[int]) -> tuple[int, ...]:
-    """The axes of a group: the last one (groups are tokens), or all but the first from 4 axes on (whole samples)."""
-    return tuple(range(1, len(shape))) if len(shape) > 3 else (len(shape) - 1,)
+def default_axes(shape: Sequence[int], signal: bool = False) -> tuple[int, ...]:
+    """The axes of a group: the last one (groups are tokens); for 4 axes and more, and signals, all but the first."""
+    return tuple(range(1, len(shape))) if len(shape) > 3 - signal else (len(shape) - 1,)

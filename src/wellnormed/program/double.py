@@ -42,6 +42,7 @@ def doubled(program: "Program") -> "Program":
     return replace(
         program, module=module, stored={}, inputs=writing.inputs, batched=(False,) * len(tensors), given=tensors,
         example=program.example._replace(arguments=tensors, keywords={}), size=1, output=None, comparison=None,
+        signals=frozenset(writing.signals),
     )  # fmt: skip
 
 
@@ -56,6 +57,7 @@ class _Writing:
         """Node of the program -> its node in float64, or the value of a constant."""
         self.inputs: dict[str, tuple[str, Tensor]] = {}
         self.constants: dict[str, Tensor] = {}
+        self.signals: set[str] = set()
 
     def add_variable(self, node: fx.Node) -> None:
         """Add an input that replaces a float input, or a lookup with its table and index."""
@@ -67,6 +69,7 @@ class _Writing:
             raise UncertifiableError(f"the input {name} is a single number; pass a batch of vectors")
         copy = self.graph.placeholder(name if name.isidentifier() else f"input_{name}")
         copy.target, copy.meta = copy.name, {**node.meta, "val": example.double().to("meta")}
+        self.signals |= {copy.name} if node.name in self.program.signals else set()
         self.inputs[copy.name] = copy.name, example.detach().double()
         self.copies |= {each: copy for each in self.variables if self.same[each] is node}
 

@@ -43,6 +43,8 @@ class Operation:
     """Whether it makes a tensor whose entries do not depend on its arguments: a constant, or uninitialised memory."""
     shape_only: tuple[int, ...] = ()
     """The positions of arguments of which only the shape and dtype count."""
+    slides: bool = False
+    """Whether it applies one map to all windows along the axes after the second, as convolutions do."""
     family: str = ""
     """The common name in patterns of operations that compute the same from the same arguments, such as `add` for
     `aten.add.Tensor` and `aten.add.Scalar`; by default the operation's name without torch's namespace."""
@@ -58,6 +60,7 @@ def operation(
     bounded: bool = True,
     makes: Literal["", "constant", "memory"] = "",
     shape_only: tuple[int, ...] = (),
+    slides: bool = False,
     family: str = "",
 ) -> Callable[[F], F]:
     """Decorate `f(ledger, *arguments, **keywords)` to register it as the bound of executed operations.
@@ -75,6 +78,7 @@ def operation(
         bounded: Whether they have a bound; if not, the function always refuses, with a remedy.
         makes: As in `Operation`.
         shape_only: As in `Operation`.
+        slides: As in `Operation`.
         family: As in `Operation`.
 
     Example:
@@ -92,7 +96,7 @@ def operation(
 
     def register(function: F) -> F:
         for name in map(name_of, targets):
-            OPERATIONS[name] = Operation(name, kind, function, bounded, makes, shape_only, family)
+            OPERATIONS[name] = Operation(name, kind, function, bounded, makes, shape_only, slides, family)
         return function
 
     return register

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from wellnormed.program.dependence import Dependence, dependence, fixing
+from wellnormed.program.domain import default_axes
 from wellnormed.program.double import doubled
 from wellnormed.program.errors import UncertifiableError
 
@@ -78,6 +79,8 @@ class Program:
     """Which of the model's results it returns: a key, an attribute's name or a position; None if there is one."""
     comparison: "Comparison | None" = None
     """How the model's code was compared with it; None if it was not."""
+    signals: frozenset[str] = frozenset()
+    """The placeholders of inputs `(batch, channels, length)` that a convolution slides over; see `signals_of`."""
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in self.inputs.values())
@@ -112,6 +115,14 @@ class Program:
     def depends(self) -> Dependence:
         """Which nodes depend on the certified input, and which only on its integers."""
         return dependence(self.nodes, self.inputs)
+
+    def groups(self, node: fx.Node) -> tuple[int, ...]:
+        """The axes along which a group of entries of an input or of the result extends.
+
+        A signal is one group, and so is a result of a program of signals.
+        """
+        signal = node.name in self.signals or (node is self.result and bool(self.signals))
+        return default_axes(node.meta["val"].shape or (1,), signal)
 
     @cached_property
     def fixed(self) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from wellnormed.program.errors import UncertifiableError
 from wellnormed.program.operation import name_of, record_of
 from wellnormed.program.places import shown
 from wellnormed.program.program import Example, OwnTensor, Program
+from wellnormed.program.signals import signals_of
 
 
 def record(module: nn.Module, example: Example, known: Container[str], shapes: Any = None) -> ExportedProgram:
@@ -137,7 +138,7 @@ def program_of(
     takes = {copy.name: inputs[node.name] for node, copy in copies.items() if copy.op == "placeholder"}
     if any(_is_open(copy.meta.get("val")) for copy in own.nodes):
         _Sizes(module).run(*(value for _, value in takes.values()))
-    return Program(module, tensors, takes, **settings)
+    return Program(module, tensors, takes, signals=signals_of(own.nodes, takes), **settings)
 
 
 class _Sizes(fx.Interpreter):

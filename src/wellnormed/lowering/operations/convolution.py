@@ -40,8 +40,8 @@ def of_images(bound: Callable[..., Value]) -> Callable[..., Value]:
     return of_any
 
 
-@operation("aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default", kind="product")
-@operation("aten.conv1d.padding", "aten.conv2d.padding", "aten.conv3d.padding", kind="product")
+@operation("aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default", kind="product", slides=True)
+@operation("aten.conv1d.padding", "aten.conv2d.padding", "aten.conv3d.padding", kind="product", slides=True)
 @of_images
 def convolution(
     ledger: Ledger,
@@ -126,7 +126,9 @@ def _patches(
 
 
 @operation(
-    "aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input", kind="product"
+    *("aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input"),
+    kind="product",
+    slides=True,
 )
 @of_images
 def transposed_convolution(

@@ -13,7 +13,13 @@ from wellnormed.proof.decimals import float_up, root_down, rounding_up
 from wellnormed.proof.value import Value
 
 
-def source(ledger: Ledger, shape: Sequence[int], name: str, dtype: torch.dtype = torch.float32) -> Value:
+def source(
+    ledger: Ledger,
+    shape: Sequence[int],
+    name: str,
+    dtype: torch.dtype = torch.float32,
+    axes: tuple[int, ...] | None = None,
+) -> Value:
     """Add the row of an input, a variable whose values are the domain.
 
     Args:
@@ -21,6 +27,7 @@ def source(ledger: Ledger, shape: Sequence[int], name: str, dtype: torch.dtype =
         shape: The shape of the input.
         name: The name of the row.
         dtype: The dtype of the input, a float of 16, 32 or 64 bits.
+        axes: The axes along which its groups extend; those of `default_axes` by default.
 
     Raises:
         UncertifiableError: The input is a single number, or of another dtype.
@@ -28,7 +35,7 @@ def source(ledger: Ledger, shape: Sequence[int], name: str, dtype: torch.dtype =
     if not shape:
         raise ledger.refuse("the input is a single number; pass a batch of vectors")
     constants = _constants(ledger, ledger.radius, dtype)
-    return ledger.derive("input", [], shape=shape, axes=default_axes(shape), constants=constants, name=name)
+    return ledger.derive("input", [], shape=shape, axes=axes or default_axes(shape), constants=constants, name=name)
 
 
 def _constants(ledger: Ledger, domain: Domain, dtype: torch.dtype) -> dict[str, Any]:
