@@ -136,10 +136,10 @@ class _Comparing:
             )
         )
         epsilon = torch.finfo(self._executed.dtype).eps if self._executed.dtype.is_floating_point else 0.0
-        live = size[size > 0] if size.any() else size + 1  # entries that are 0, as behind a ReLU, do not round
-        share = (spread[size > 0] / live).median().nan_to_num(0.0).clamp(min=epsilon / 2)
+        live = (size > 0) == size.any()  # entries that are 0, as behind a ReLU, do not round, unless all are
+        share = (spread[live] / size[live].clamp(min=1e-300)).median().nan_to_num(0.0).clamp(min=epsilon / 2)
         roundings = _ROUNDINGS if self._executed.dtype.itemsize > 2 else _ROUNDINGS_OF_SHORT
-        self._change, self._tolerance = change, roundings * (spread + share * size.clamp(min=live.median()))
+        self._change, self._tolerance = change, roundings * (spread + share * size.clamp(min=size[live].median()))
         self._rounded = torch.zeros_like(change, dtype=torch.bool)
         """Which entries were not bitwise equal in some call."""
 
