@@ -127,19 +127,21 @@ class _Comparing:
                 again = torch.cat([self._run([each]) for each in drawn[:2]])
             finally:
                 torch.backends.mkldnn.set_flags(vendor)
-        change, size, spread = (
+        change, size, of_two, spread = (
             each.nan_to_num(0.0, 0.0, 0.0)
             for each in (
                 self.expected.amax(0) - self.expected.amin(0),
                 self.expected.abs().amax(0),
+                self.expected[:2].abs().amax(0),
                 (self.expected[:2] - again).abs().amax(0),
             )
         )
         epsilon = torch.finfo(self._executed.dtype).eps if self._executed.dtype.is_floating_point else 0.0
-        live = (size > 0) == size.any()  # entries that are 0, as behind a ReLU, do not round, unless all are
-        share = (spread[live] / size[live].clamp(min=1e-300)).median().nan_to_num(0.0).clamp(min=epsilon / 2)
+        # entries that are 0, as behind a ReLU, do not round
+        share = (spread / of_two)[of_two > 0].median().nan_to_num(0.0).clamp(min=epsilon / 2)
+        typical = size[size > 0].median().nan_to_num(0.0)
         roundings = _ROUNDINGS if self._executed.dtype.itemsize > 2 else _ROUNDINGS_OF_SHORT
-        self._change, self._tolerance = change, roundings * (spread + share * size.clamp(min=size[live].median()))
+        self._change, self._tolerance = change, roundings * (spread + share * size.clamp(min=typical))
         self._rounded = torch.zeros_like(change, dtype=torch.bool)
         """Which entries were not bitwise equal in some call."""
 
