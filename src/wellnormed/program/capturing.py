@@ -9,7 +9,7 @@ import inspect
 import logging
 import operator
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, combinations, islice
 from typing import Any
@@ -38,7 +38,6 @@ def capture(
     domain: Domain | None = None,
     whole_batch: bool = False,
     accept: Callable[[Program], Any] = lambda program: None,
-    known: Collection[str] = OPERATIONS,
 ) -> Program:
     """Record the tensor operations that a model executes on the first sample of an example, as a `Program`.
 
@@ -58,7 +57,6 @@ def capture(
         domain: The inputs of a certificate, as for `compare`.
         whole_batch: Whether to capture the example as one sample of fixed shape in any case.
         accept: Called with every program before the comparison; raises an `UncertifiableError` to refuse it.
-        known: The names of the operations that are not decomposed: by default those that have a bound.
 
     Raises:
         UncertifiableError: The model fails on the example, cannot be captured, or its code computes something else than
@@ -73,7 +71,7 @@ def capture(
         >>> list(program.stored), program.size, program.comparison.batches
         (['0.weight', '0.bias'], 4, (4, 2, 7))
     """
-    if not known:
+    if not OPERATIONS:
         raise RuntimeError("no operation has a bound yet; import wellnormed.certificates, which registers all of them")
     _refuse_hooks()
     _refuse_split_parameters(model)
@@ -83,7 +81,7 @@ def capture(
             return replace(program, comparison=compare(program, model, domain))
 
     _require_runs(model, arguments_of(example))
-    program = _captured(model, example, output, whole_batch, known)
+    program = _captured(model, example, output, whole_batch)
     try:
         accept(program)
         return compared(program)
@@ -93,12 +91,12 @@ def capture(
             raise
     if program.size == 1:  # the graph of the whole example is the same one, which `accept` has passed
         return compared(replace(program, batched=(False,) * len(program.batched)))
-    program = _captured(model, example, output, True, known)
+    program = _captured(model, example, output, True)
     accept(program)
     return compared(program)
 
 
-def _captured(model: nn.Module, example: Any, output: Any, whole_batch: bool, known: Collection[str]) -> Program:
+def _captured(model: nn.Module, example: Any, output: Any, whole_batch: bool) -> Program:
     """The program of the first sample, or of the whole example, before the comparison."""
     given = arguments_of(example)  # cloned below, so that a tensor that is passed twice counts as two
     given = map_tensors(lambda each: each.detach().clone(), given)
@@ -107,11 +105,11 @@ def _captured(model: nn.Module, example: Any, output: Any, whole_batch: bool, kn
         with contextlib.suppress(UncertifiableError), running(model):
             size, batched = _with_samples(model, given)
             if any(batched):
-                program = _exported(model, _first(given, batched), output, batched, size, tuple(tensors), known)
+                program = _exported(model, _first(given, batched), output, batched, size, tuple(tensors))
                 if _same_for_all(program):
                     return program
     with running(model):
-        return _exported(model, given, output, (False,) * len(tensors), 1, tuple(tensors), known)
+        return _exported(model, given, output, (False,) * len(tensors), 1, tuple(tensors))
 
 
 def _require_runs(model: nn.Module, example: Example) -> None:
@@ -125,7 +123,7 @@ def _require_runs(model: nn.Module, example: Example) -> None:
         model(*arguments, **keywords)
 
 
-def capture_batched(model: nn.Module, program: Program, known: Collection[str] = OPERATIONS) -> fx.GraphModule:
+def capture_batched(model: nn.Module, program: Program) -> fx.GraphModule:
     """Capture the model's code on a batch of any size, as a module that takes the tensors of a batch.
 
     Raises:
@@ -138,7 +136,7 @@ def capture_batched(model: nn.Module, program: Program, known: Collection[str] =
         (tuple(example.arguments), example.keywords),
     )
     with running(model):
-        return _exported(model, example, program.output, program.batched, 2, program.given, known, axes).module
+        return _exported(model, example, program.output, program.batched, 2, program.given, axes).module
 
 
 def _first(example: Example, batched: tuple[bool, ...]) -> Example:
@@ -191,11 +189,10 @@ def _exported(
     batched: tuple[bool, ...],
     size: int,
     given: tuple[Tensor, ...],
-    known: Collection[str],
     shapes: Any = None,
 ) -> Program:
     """The program of one call; `shapes` are the `dynamic_shapes` of `torch.export.export`."""
-    exported = record(_Selecting(model, output), example, known, shapes)
+    exported = record(_Selecting(model, output), example, shapes)
     signature, persistent = exported.graph_signature, model.state_dict(keep_vars=True)
     stored: dict[str, tuple[str, OwnTensor]] = {}
     inputs = {name: (_argument(model, name), value) for name, (_, value) in inputs_of(exported, example).items()}

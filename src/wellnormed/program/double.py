@@ -120,8 +120,8 @@ class _Writing:
         if kind_of(node) in ("copy", "random") and all(map(_is_float, (node, node.args[0]))):
             return arguments[0]
         if name == "aten.copy.default":  # what an assignment to a slice becomes; torch has no derivative for it
-            wide = self._call(aten.expand.default, arguments[1], list(executed.shape))
-            return self._call(aten.to.dtype, wide, _wide(executed.dtype))
+            wide = self.graph.call_function(aten.expand.default, (arguments[1], list(executed.shape)))
+            return self.graph.call_function(aten.to.dtype, (wide, _wide(executed.dtype)))
         call = fx.node.map_aggregate(call, _wide)
         arguments, keywords = call
         if name in ("aten.rms_norm.default", "aten.softplus.default"):
@@ -134,9 +134,6 @@ class _Writing:
         if name == "aten.softplus.default":  # from 40 on, its jump is less than float64 rounds
             keywords["threshold"] = max(40.0, keywords.get("threshold", 20.0))
         return self.graph.create_node(node.op, node.target, arguments, keywords, name=node.name)
-
-    def _call(self, target: Any, *arguments: Any) -> fx.Node:
-        return self.graph.call_function(target, arguments)
 
 
 def _is_float(node: Any) -> bool:

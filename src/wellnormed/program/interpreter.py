@@ -13,8 +13,8 @@ from wellnormed.program.program import Program
 class Interpreter(ABC):
     """Computes a value for every node of a program; subclasses define the values.
 
-    For nodes that depend on the certified input, the values are bounds in `lowering.walk.Walk`, and float64 tensors in
-    `certificates.continuous.Continuous`. Both compute all other nodes as the model does.
+    In `lowering.walk.Walk` the values are bounds for nodes that depend on the certified input. It and `Integers`
+    compute all other nodes as the model does.
 
     Args:
         program: The graph, with its inputs and stored tensors.

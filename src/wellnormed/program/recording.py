@@ -1,9 +1,9 @@
-"""Record one call with `torch.export`, decompose operations without a bound, and make a program of the graph."""
+"""Record one call with `torch.export`, decompose operations without a record, and make a program of the graph."""
 
 import contextlib
 import io
 import operator
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -13,19 +13,18 @@ from torch.export import ExportedProgram
 
 from wellnormed.program.dependence import dependence
 from wellnormed.program.errors import UncertifiableError
-from wellnormed.program.operation import name_of, record_of
+from wellnormed.program.operation import OPERATIONS, name_of, record_of
 from wellnormed.program.places import shown
 from wellnormed.program.program import Example, OwnTensor, Program
 from wellnormed.program.signals import signals_of
 
 
-def record(module: nn.Module, example: Example, known: Container[str], shapes: Any = None) -> ExportedProgram:
-    """Record one call with the exporter; operations that are not known are decomposed as far as torch can.
+def record(module: nn.Module, example: Example, shapes: Any = None) -> ExportedProgram:
+    """Record one call with the exporter; operations that are not in `OPERATIONS` are decomposed as far as torch can.
 
     Args:
         module: The module, which takes the fields of an `Example`.
         example: The arguments of the call.
-        known: The names of operations that are not decomposed.
         shapes: The `dynamic_shapes` of `torch.export.export`.
     """
     with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # where the exporter prints graphs of its failures
@@ -41,7 +40,7 @@ def record(module: nn.Module, example: Example, known: Container[str], shapes: A
             _refuse_overwriting(program)  # only now are writes into the model's tensors visible
         _fill_with_zeros(program)
         variable = {node.target for node in dependence(program.graph.nodes, inputs_of(program, example)).variable}
-        parts = {op: rule for name, op, rule in _decompositions() if name not in known}
+        parts = {op: rule for name, op, rule in _decompositions() if name not in OPERATIONS}
         if not variable.isdisjoint(parts):
             others = {node.target for node in program.graph.nodes} - variable  # constants stay as the model makes them
             program = program.run_decompositions({op: rule for op, rule in parts.items() if op not in others})
