@@ -39,19 +39,6 @@ def test_the_recursion_reaches_it_from_both_sides_and_never_crosses(order, upper
         assert norm == pytest.approx(held, rel=1e-6)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(("decay", "lr"), [(0.1, 0.5), (2.0, 0.5), (0.01, 1.0)])
-def test_weight_decay_reaches_its_equilibrium(order, decay, lr):
-    held = clipped_weight_decay_equilibrium(0.0, lr * decay, lr, order, overshoot=1.1)
-    for start in (0.0, 3 * held + 1):
-        norm = start
-        for _ in range(4000):
-            norm = (1 - lr * decay) * (norm + (lr * 1.1 if order == "step-then-project" else 0))
-            norm += lr * 1.1 if order == "project-then-step" else 0
-        assert norm == pytest.approx(held, abs=1e-9 * (1 + held))
-    assert clipped_weight_decay_equilibrium(0.0, lr * decay, lr, "project-then-step") == pytest.approx(1 / decay)
-
-
 def test_decoupled_decay_holds_at_a_distance_that_does_not_depend_on_the_rate():
     for lr in (1.0, 0.1, 1e-4):
         assert clipped_weight_decay_equilibrium(2.0, 0.5 * lr, lr, "project-then-step") == pytest.approx(2 + 1 / 0.5)

@@ -186,11 +186,6 @@ def test_gradients_are_finite_at_repeated_and_zero_tops(w, dtype):
         assert gradient.abs().max() < 1e3
 
 
-def test_vmap_is_a_batch():
-    w, upper = normal(3, 5, 4), torch.tensor([0.5, 1.0, 9.0])
-    torch.testing.assert_close(torch.func.vmap(spectral_hammer)(w, upper), spectral_hammer(w, upper))
-
-
 @pytest.mark.parametrize("shape", [(12, 12), (30, 8), (2, 8, 30)])
 @pytest.mark.parametrize("name", ["you-6", "polar-express-8"])
 def test_stiefel_brings_every_value_to_the_scale(shape, name):
