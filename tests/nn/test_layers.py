@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 import wellnormed as wn
-from wellnormed.nn import projection
 from wellnormed.nn.activation import GELU_MAX_SLOPE
 
 
@@ -146,21 +145,6 @@ def test_layers_that_share_a_weight_share_its_constraint():
     assert (
         1 <= wn.certify(model, torch.zeros(4)).lipschitz <= 1 + 1e-6
     )  # float32 rounding of the weight is in the proof
-
-
-def test_hits_are_counted_on_request_only():
-    layer = wn.nn.BallProjection(1.0)
-    x = torch.tensor([[2.0, 2.0], [0.1, 0.1]])
-    layer(x)
-    assert layer.hit_rate == 0
-    model = torch.nn.Sequential(layer)
-    projection.count_hits(model)
-    layer(x)
-    layer(x)
-    layer.count_hits = False
-    layer(x)
-    assert projection.hit_rates(model) == {"0": 0.5}
-    assert layer.seen == 4
 
 
 def reference_attention(layer, q, k, v):
