@@ -54,18 +54,6 @@ def test_the_preset_sets_the_defaults(capsys):
     assert "(default: 64)" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("option", ["lipschitz", "learning-rate", "threads", "steps"])
-def test_a_word_for_a_number_is_answered_in_words(option, capsys):
-    with pytest.raises(SystemExit):
-        main(["train", f"--{option}", "ten"])
-    shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    kind = "a number" if option in ("lipschitz", "learning-rate") else "a whole number"
-    assert f"--{option}: must be {kind}" in shown
-    assert "got 'ten'" in shown
-    assert "class" not in shown
-    assert ("or None" in shown) == (option in ("lipschitz", "threads"))
-
-
 @pytest.mark.parametrize(
     ("options", "answer"),
     [

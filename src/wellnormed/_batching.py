@@ -1,4 +1,4 @@
-"""How many tensors of one shape are stacked and treated at once."""
+"""Batches of tensors of one shape that are stacked and processed at once."""
 
 from collections.abc import Callable
 
@@ -8,12 +8,12 @@ from torch import Tensor
 from wellnormed._devices import entries_at_once
 
 _ENTRIES_STACKED = 2**22
-"""Entries of a batch on a CPU, for tensors that are one tensor already: in turn with other work, 12 matrices of
-768 x 768 take 1.2 times as long at once as in pieces, and 12 of 256 x 1024 are as fast."""
+"""The entries of a batch on a CPU, for tensors that are stacked already. Beside other work, 12 matrices of 768 x 768
+take 1.2 times as long at once as in pieces; 12 of 256 x 1024 take the same time."""
 
 
 def batches(tensors: list[Tensor], entries: int) -> list[slice]:
-    """Slices of consecutive tensors of one shape, each to be stacked: with at most so many entries, or one tensor.
+    """Slices of consecutive tensors of one shape, each with at most `entries` entries, or one tensor.
 
     Example:
         >>> import torch
@@ -25,7 +25,7 @@ def batches(tensors: list[Tensor], entries: int) -> list[slice]:
 
 
 def in_batches(compute: Callable[..., Tensor], x: Tensor, *bounds: Tensor) -> Tensor:
-    """`compute(x, *bounds)` with one batch dimension, or none, and in pieces of a large batch.
+    """`compute(x, *bounds)`, called with at most one batch dimension, and in pieces if the batch is large.
 
     Args:
         compute: Takes matrices `(m, n)` or `(batch, m, n)`; its result starts with the batch dimension.

@@ -19,17 +19,17 @@ REMEDIES = {
     errno.ENOTDIR: "a file stands where there should be a folder, so choose another name",
     errno.EEXIST: "a file stands where there should be a folder, so choose another name",
 }
-"""By error, the remedy where a file cannot be written although there is room and permission."""
+"""Error number -> the remedy, for errors other than a lack of room or permission."""
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp"
-"""The ending of the names of files that are not whole yet."""
+"""The suffix of the names of incomplete files."""
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write a file so that after a crash at any moment either the old or the new content is there, whole.
+    """Write a file so that after a crash at any moment it has either the old or the new content.
 
-    Its folder is made if needed. An `OSError`, of a full disk for instance, names the file and the reason, and what had
-    the name before is still there.
+    Its folder is made if needed. An `OSError`, such as for a full disk, names the file and the reason, and leaves the
+    old content.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     with writing(path):
@@ -48,7 +48,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say in one sentence which file could not be written, and why."""
+    """Turn an `OSError` into a sentence that names the file, the reason and a remedy."""
     try:
         yield
     except OSError as error:
@@ -58,15 +58,15 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is such a file or folder; a link to nothing, which would be passed over, is a `ValueError`."""
+    """Whether a file or folder exists; a broken link is a `ValueError`."""
     if path.is_symlink() and not path.exists():
-        raise ValueError(f"{path} is a link to {os.readlink(path)}, which does not exist; mend it or remove it")
+        raise ValueError(f"{path} is a link to {os.readlink(path)}, which does not exist; repair it or remove it")
     return path.exists()
 
 
 @contextmanager
 def without_empty_folders(folder: Path) -> Iterator[None]:
-    """Remove at the end what is empty of the folder and those around it, as far as they were not there before."""
+    """Afterwards remove the folder and its parents if they are empty and did not exist before."""
     missing = [each for each in (folder, *folder.parents) if not is_there(each)]
     try:
         yield
@@ -85,7 +85,7 @@ def require_possible(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, where the system can."""
+    """Make the names in a folder durable, if the system supports it."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -96,7 +96,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_files(folder: Path, files: dict[str, bytes | str], facts: dict[str, Any]) -> None:
-    """Write several files that count together or not at all.
+    """Write several files that are valid only together.
 
     `manifest.json`, with the facts and the checksum of every file, is written last; a folder without it does not count.
     """
@@ -165,10 +165,10 @@ def read_json(path: Path, remedy: str, sealed: bool = False) -> dict[str, Any]:
 
 
 def parse_json(text: bytes | str, where: str, remedy: str, sealed: bool = False) -> dict[str, Any]:
-    """The object in a JSON text; a `ValueError` if it is no JSON, no object, or changed since it was sealed.
+    """The object in a JSON text; a `ValueError` if it is not JSON, not an object, or differs from its digest.
 
-    A text that was written with `sealed` is to be read with it, so that a lost digest is noticed too. Messages begin
-    with `where`, the text's file or its place in one, and end with the remedy.
+    A text that was written with `sealed` must be read with it, so that a missing digest is noticed. Messages begin with
+    `where`, the text's file or its place in one, and end with the remedy.
     """
     try:
         content = json.loads(text)
@@ -196,8 +196,8 @@ def _sha256(content: bytes) -> str:
 def parse_dataclass(cls: type[T], content: Any, where: str) -> T:
     """Build a dataclass, and the dataclasses within it, from a JSON object that has exactly its keys.
 
-    Values have the types that the fields state; an integer may stand for a float, and no float is NaN or infinite.
-    Messages begin with `where`, the place in the file.
+    Values must have the types of the fields; an integer may replace a float, and NaN and infinity are refused. Messages
+    begin with `where`, the place in the file.
     """
     if not isinstance(content, dict):
         raise ValueError(f"{where}: expected an object, found {content!r}")
@@ -231,7 +231,7 @@ def _fits(kind: Any, value: Any) -> bool:
 
 
 def _member(kind: Any, content: Any) -> Any:
-    """Of a union of dataclasses, the one whose first field, a tag, has the content's value; of others, the type."""
+    """The member of a union of dataclasses whose first field, a tag, fits the content; other types as they are."""
     members = [member for member in typing.get_args(kind) if dataclasses.is_dataclass(member)]
     for member in members:
         tag = dataclasses.fields(member)[0]

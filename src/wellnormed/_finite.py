@@ -1,4 +1,4 @@
-"""Whether tensors hold NaN or infinity, with one look at their device for all of them."""
+"""Detection of NaN and infinity in several tensors, with one transfer from their device."""
 
 import math
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def sizes(tensors: Sequence[Tensor]) -> list[float]:
-    """For each tensor, all on one device, a number that is finite where all of its entries are.
+    """For each tensor, all on one device, a number that is finite if and only if all of its entries are.
 
-    It is the Euclidean length. Where that leaves the range of the dtype, as beyond 1e19 in float32, it is the largest
-    entry, which takes 30 times as long on a CPU.
+    It is the Euclidean norm, or the largest absolute entry if the norm overflows, as beyond 1e19 in float32; that takes
+    30 times as long on a CPU.
 
     Example:
         >>> sizes([torch.tensor([3.0, 4.0]), torch.tensor([1e30]), torch.tensor([math.nan, 1.0])])

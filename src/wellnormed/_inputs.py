@@ -1,4 +1,4 @@
-"""Refusals of wrong types, each by a `ValueError` that names the parameter, the value and what to pass."""
+"""Refusals of wrong types, by a `ValueError` that names the parameter, the value and the remedy."""
 
 import sys
 from collections.abc import Collection, Mapping
@@ -19,15 +19,15 @@ def require_numbers(
     tensor: bool = False,
     whole: bool = False,
 ) -> None:
-    """Refuse a value that is no real number, an integer beyond every float, or a number out of its range.
+    """Refuse a value that is not a real number, an integer beyond every float, or a number out of its range.
 
     Args:
         where: The words before the name in the message, such as `"SoftCap: "`.
         values: Name -> value.
-        within: The range. Without one, the caller refuses NaN and infinity.
+        within: The range. Without one, the caller must check for NaN and infinity.
         remedy: The words after the message of the range.
-        tensor: Whether a tensor of one number will do as well, as for a learning rate.
-        whole: Whether only integers will do.
+        tensor: Whether a tensor of one number is allowed, as for a learning rate.
+        whole: Whether only integers are allowed.
     """
     for name, value in values.items():
         if tensor and isinstance(value, Tensor) and value.ndim == 0 and not value.is_complex():
@@ -50,7 +50,7 @@ def require_choice(name: str, value: object, choices: Collection[object], remedy
 
 
 def require_sizes(layer: nn.Module, **sizes: int) -> None:
-    """Refuse a size of a layer that is no positive whole number."""
+    """Refuse a size of a layer that is not a positive whole number."""
     require_numbers(f"{type(layer).__name__}: ", sizes, whole=True)
     for name, size in sizes.items():
         if size < 1:
@@ -65,7 +65,7 @@ def require_flags(where: str, values: Mapping[str, object]) -> None:
 
 
 def require_patterns(where: str, values: Mapping[str, object]) -> None:
-    """Refuse a value that is no mapping from names to values."""
+    """Refuse a value that is not a mapping from names to values."""
     for name, value in values.items():
         if not isinstance(value, Mapping):
             raise ValueError(
@@ -75,29 +75,29 @@ def require_patterns(where: str, values: Mapping[str, object]) -> None:
 
 
 def require_module(where: str, model: object) -> None:
-    """Refuse a value that is no module; a module's class is none either."""
+    """Refuse a value that is not a module, such as a module's class."""
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
         raise ValueError(f"{where}: model is {kind}; pass the model itself, a torch.nn.Module")
 
 
 def require_hashable(where: str, part: object) -> None:
-    """Refuse a norm, direction or constraint of the user's that has no hash: equal ones share a batch."""
+    """Refuse a user's norm, direction or constraint that cannot be hashed, since equal ones share a batch."""
     try:
         hash(part)
     except TypeError as error:
         raise ValueError(
-            f"{where}it cannot be hashed, and what is equal shares a batch; make a dataclass with frozen=True, and "
-            "lists into tuples"
+            f"{where}it cannot be hashed, which batches of equal ones need; make it a dataclass with frozen=True, and "
+            "its lists tuples"
         ) from error
 
 
 def is_quantized(tensor: Tensor) -> bool:
-    """Whether a tensor is of a class that holds codes in place of entries, such as torchao's, and so has no norm."""
+    """Whether a tensor's class stores codes instead of entries, as torchao's classes do, so that it has no norm."""
     if type(tensor) in (Tensor, nn.Parameter) or hasattr(tensor, "placements"):  # the norm of a DTensor is collective
         return False
     try:
         torch.linalg.vector_norm(tensor.detach())
-    except NotImplementedError:  # as such classes say of all that they do not serve
+    except NotImplementedError:  # such classes raise it for operations that they do not support
         return True
     return False

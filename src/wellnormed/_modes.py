@@ -8,7 +8,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in evaluation mode; afterwards every module has its own again."""
+    """The model in evaluation mode; afterwards the mode of every module is restored."""
     training = [module for module in model.modules() if module.training]
     try:
         yield model.eval()

@@ -1,4 +1,4 @@
-"""Products of float32 matrices with all their digits, whatever `torch.set_float32_matmul_precision` allows a model."""
+"""Products of float32 matrices in full precision, whatever `torch.set_float32_matmul_precision` allows a model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ import torch
 
 @contextmanager
 def all_digits() -> Iterator[None]:
-    """Within it, or in a function that it decorates, products of float32 are rounded to float32 and no further.
+    """In the block, or in a decorated function, products of float32 are computed in full float32 precision.
 
-    With "high" or "medium", which is usual on accelerators, they are rounded to 11 or 8 bits, and a cap could be
-    exceeded by a thousandth. Changes nothing in `torch.compile`, where the compiler decides.
+    With "high" or "medium", which are usual on accelerators, factors are rounded to 11 or 8 bits, and a cap could be
+    exceeded by a thousandth. This has no effect under `torch.compile`, where the compiler decides.
 
     Example:
         >>> torch.set_float32_matmul_precision("high")

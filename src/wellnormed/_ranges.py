@@ -1,6 +1,6 @@
-"""The ranges of numbers that users choose, each with its words. Free of torch, so that a command line reads it quickly.
+"""Ranges of numbers that users choose, each with its words. Free of torch, so that a command line reads it quickly.
 
-None holds NaN.
+No range contains NaN.
 """
 
 import math
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Range(NamedTuple):
-    """Whether a number lies in the range, and what it must do: the end of a sentence that begins `x must`."""
+    """A test of whether a number lies in the range, and the end of a sentence that begins with "x must"."""
 
     holds: Callable[[Any], bool]
     must: str

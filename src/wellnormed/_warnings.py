@@ -1,4 +1,4 @@
-"""Warnings that name the user's own line, however many calls of this package and of torch lie in between."""
+"""Warnings that point to the user's line, skipping all calls of this package and of torch."""
 
 import sys
 import warnings

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from datetime import date
 from itertools import chain, count
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import tyro
 
@@ -32,11 +31,11 @@ class Train:
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     preset: Literal["cpu", "positions", "caps", "paper"] = "cpu"
-    """Where all other options start from."""
+    """The defaults of all other options."""
     name: str | None = None
     """The run folder is runs/NAME; by default the date and the preset."""
     resume: Path | None = None
-    """Continue this run folder, with its own config, to the same bits as if it had never stopped."""
+    """Continue this run folder, with its config, to the same bits as if it had never stopped."""
 
     def __call__(self) -> int | None:
         _train(self.config, PRESETS[self.preset], self.name, self.preset, self.resume)
@@ -48,14 +47,14 @@ class TrainNanoGPT:
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     preset: Size = "1m"
-    """Where all other options start from: the size of the model, by the parameters of its blocks
-    (124m and 350m by GPT-2's names)."""
+    """The size of the model, by the parameters of its blocks (124m and 350m are GPT-2's names), and the defaults of all
+    other options."""
     variant: Variant = "lipschitz"
-    """The transformer with enforced norms, the one whose blocks are 1-Lipschitz by form, or a peer without norms."""
+    """The transformer with enforced norms, the one whose blocks are 1-Lipschitz by form, or a peer without them."""
     name: str | None = None
     """The run folder is runs/NAME; by default the date, the preset and the variant."""
     resume: Path | None = None
-    """Continue this run folder, with its own config, on any number of processes."""
+    """Continue this run folder, with its config, on any number of processes."""
 
     def __call__(self) -> int | None:
         start = token_preset(self.preset, self.variant)
@@ -63,7 +62,7 @@ class TrainNanoGPT:
 
 
 def _train(config: TrainConfig, start: TrainConfig, name: str | None, kind: str, resume: Path | None) -> None:
-    """Begin a run, or continue one, which takes neither a name nor a config other than the one of its preset."""
+    """Begin a run, or continue one; a run that continues takes no other option."""
     if resume is not None and (config != start or name is not None):
         raise ValueError("--resume continues with the run's own config and folder; leave out all other options")
     folder = new_folder(name, kind) if resume is None else resume
@@ -93,7 +92,7 @@ class Certify:
 
         if self.attack_steps < 0:
             raise ValueError(f"--attack-steps {self.attack_steps} must not be negative; 0 leaves the search out")
-        config = read_config(self.folder)  # a folder of something else gets no lock file
+        config = read_config(self.folder)  # another kind of folder must get no lock file
         path = self.folder / "certificate.json"
         with locked(self.folder):  # a run in training would write its own certificate over this one
             model, example, _ = certified(self.folder)
@@ -111,7 +110,7 @@ class Certify:
 class Verify:
     """Prove certificate.json again from the weights, and compare its rows with the model; status 1 if it fails.
 
-    Of an exported model of your own, whose code is not in the folder, the proof alone is checked.
+    If the folder is an export of your model, it does not contain the model's code, so only the proof is checked.
     """
 
     folder: Run
@@ -127,7 +126,7 @@ class Verify:
         if path.exists() and not (self.folder / "config.json").exists():  # an exported model of the user's own
             print("the model's code is not here, so only the proof of the program is checked")
             return prove([str(self.folder)])
-        require_model(self.folder)  # a folder of something else needs other advice than a missing certificate
+        require_model(self.folder)  # another kind of folder needs other advice than a missing certificate
         if not path.exists():
             raise ValueError(f"{path} is missing; write it with `wellnormed certify {self.folder}`")
         try:
@@ -213,60 +212,33 @@ class Tokens:
             print(f"{split}: {counts} in {done['shards']:,} shard{'s' * (done['shards'] > 1)} in {folder}")
 
 
-NUMBERS = tyro.constructors.ConstructorRegistry()
-"""How the command line reads numbers: a word is refused in words, and not by names of Python's types."""
-
-
-@NUMBERS.primitive_rule
-def _number(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-    kinds = set(get_args(info.type) or (info.type,))
-    optional, kind = NoneType in kinds, next(iter(kinds - {NoneType}), None)
-    if len(kinds) != 1 + optional or kind not in (int, float):
-        return None
-
-    def parse(words: list[str]) -> float | None:
-        if optional and words[0] == "None":
-            return None
-        try:
-            return kind(words[0])
-        except ValueError:
-            must = ("a whole number" if kind is int else "a number") + " or None" * optional
-            raise ValueError(f"must be {must}, got {words[0]!r}") from None
-
-    def is_instance(value: object) -> bool:
-        return (optional and value is None) or type(value) in (int, kind)
-
-    metavar = "{None}|" * optional + kind.__name__.upper()
-    return tyro.constructors.PrimitiveConstructorSpec(1, metavar, parse, is_instance, lambda value: [str(value)])
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command: the command line's, or that of `arguments`, which leave out the program's name.
+    """Run the command of the command line, or of `arguments` without the program's name; return its exit status.
 
     Exit statuses are those of `guarded`.
     """
-    # Threads that wait sleep, if the user has not chosen otherwise. By default they spin, so that beside six other
-    # processes on two cores a run on two threads made 289 tokens a second, 1,804 with this, and 1,232 on one thread.
-    # OpenMP reads it when torch is imported, which is later. The bits of a run do not depend on it.
+    # Waiting threads sleep, unless the user has chosen otherwise. By default they spin: beside six other processes on
+    # two cores a run on two threads made 289 tokens a second, 1,804 with this, and 1,232 on one thread. OpenMP reads it
+    # when torch is imported, which is later. The bits of a run do not depend on it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return guarded(arguments, _main)
 
 
 def guarded(arguments: Sequence[str] | None, run: Callable[[list[str]], int]) -> int:
-    """Run a command line, and turn what stops it into a sentence and an exit status.
+    """Run a command line, and turn errors and signals into a sentence and an exit status.
 
     The status is that of `run` (0 for success, 1 if verification fails), 2 for an error that the message explains, 130
-    or 143 if SIGINT or SIGTERM stopped it, and 141 if who reads the output closed it. `--debug` shows tracebacks.
+    or 143 after SIGINT or SIGTERM, and 141 if the reader of the output closed it. `--debug` shows tracebacks.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     try:
         status = run([argument for argument in arguments if argument != "--debug"])
-        sys.stdout.flush()  # an error of this counts as one of the command
+        sys.stdout.flush()  # an error here counts as an error of the command
         return status
-    except BrokenPipeError:  # who reads the output, such as `head`, has had enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # as of a program that the signal ends
+        return 141  # the status after SIGPIPE
     except (ValueError, OSError) as error:
         if debug:
             raise
@@ -295,7 +267,6 @@ def _main(arguments: list[str]) -> int:
         "shows tracebacks.",
         args=arguments,
         config=(tyro.conf.AvoidSubcommands,),  # a preset chooses the architecture
-        registry=NUMBERS,
     )
     return command() or 0
 
@@ -305,25 +276,25 @@ def _parse_nanogpt(arguments: Sequence[str]) -> TrainNanoGPT:
     start = TrainNanoGPT(token_preset(size, variant), size, variant)  # pyrefly: ignore
     return tyro.cli(
         TrainNanoGPT, default=start, prog="wellnormed train nanogpt", args=arguments,
-        config=(tyro.conf.AvoidSubcommands,), registry=NUMBERS,
+        config=(tyro.conf.AvoidSubcommands,),
     )  # fmt: skip
 
 
 def chosen(option: str, names: Iterable[str], arguments: Sequence[str]) -> str:
-    """The value of an option that is read before all others, for every default depends on it; the first by default."""
+    """The value of an option that is read first, since all defaults depend on it; by default the first name."""
     first, *_ = names = list(names)
     match = re.search(rf"--{option}[= ](\S+)", " ".join(arguments))
     return match[1] if match and match[1] in names else first
 
 
 def new_folder(name: str | None, kind: str) -> Path:
-    """The folder of a new run inside `runs`, refused before torch is imported if it cannot be one."""
+    """The folder of a new run inside `runs`; an impossible one is refused before torch is imported."""
     if name is not None and not (name and name.isprintable() and Path(name).name == name and name != ".."):
         raise ValueError(f"--name {name!r} must be the name of one folder in runs/, without slashes and line breaks")
     base = f"{date.today():%Y-%m-%d}-{kind}"
     names = chain([base], (f"{base}-{number}" for number in count(2)))
     folder = Path("runs", name or next(each for each in names if not Path("runs", each).exists()))
-    if os.environ.get("WORLD_SIZE", "1") == "1":  # of many ranks the first looks once all have come
+    if os.environ.get("WORLD_SIZE", "1") == "1":  # with several ranks, the first one checks it later
         require_new(folder)
     return folder
 

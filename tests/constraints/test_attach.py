@@ -297,5 +297,5 @@ def test_a_constraint_of_one_s_own_that_cannot_share_a_batch_is_refused():
     class Ball(wn.HardCap):
         __hash__ = None
 
-    with pytest.raises(ValueError, match="cannot be hashed, and what is equal shares a batch"):
+    with pytest.raises(ValueError, match="cannot be hashed, which batches of equal ones need"):
         wn.constrain(wn.Scion(nn.Linear(4, 4, bias=False), lr=0.1), {"weight": Ball(1.0)})
