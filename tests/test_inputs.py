@@ -28,10 +28,10 @@ def complex_linear() -> nn.Module:
     return nn.Linear(2, 2, bias=False, dtype=torch.complex64)
 
 
-def broken(value: float) -> object:
-    """A constraint on a weight that holds this value."""
+def broken() -> object:
+    """A constraint on a weight of NaN."""
     model = network()
-    nn.init.constant_(model[0].weight, value)
+    nn.init.constant_(model[0].weight, math.nan)
     return wn.constrain(wn.Scion(model), {"0": wn.ColumnCap(1.0)})
 
 
@@ -95,7 +95,6 @@ def test_what_is_no_mapping_is_refused(name, call, value):
         (lambda: wn.certify("model"), "certify: model is of type str; pass the model itself"),
         (lambda: wn.lower_bound(nn.Linear), "lower_bound: model is the class Linear; pass the model itself"),
         (lambda: wn.assign_norms(network(), []), r"recipe=\[\] is not one of"),
-        (lambda: wn.assign_norms(network(), overrides={1: wn.Sign()}), "a pattern must be a string, got 1"),
         (lambda: constrained({1: wn.HardCap(1.0)}), "a pattern must be a string, got 1"),
         (lambda: wn.Spectral(coefficients=[]), r"coefficients=\[\] is not a registered set"),
         (lambda: wn.initialize_(network(), generator=0), "generator must be a torch.Generator, got int; pass"),
@@ -109,10 +108,8 @@ def test_what_is_no_mapping_is_refused(name, call, value):
         ),
         (lambda: scion(lr=math.nan), "lr=nan must be finite"),
         (lambda: wn.assign_norms(complex_linear()), "parameter 'weight' must be real .* override it with None"),
-        (lambda: broken(math.nan), "'0.weight' holds NaN or infinity.*; load other values"),
-        (lambda: broken(math.inf), "'0.weight' holds NaN or infinity.*; load other values"),
+        (lambda: broken(), "'0.weight' holds NaN or infinity.*; load other values"),
         (lambda: wn.Spectral(input_axis=torch.ones(2)), "Spectral: input_axis=tensor.* must be 1"),
-        (lambda: wn.ColNorm(input_axis=torch.ones(2)), "input_axis=tensor.* must be 0"),
         (lambda: wn.Sign(ndim=2.0), r"Sign: ndim=2.0 is of type float; pass a whole number"),
         (
             lambda: wn.constrain(network(), {"1": wn.HardCap(1.0)}),
@@ -126,10 +123,8 @@ def test_what_is_no_mapping_is_refused(name, call, value):
         (lambda: wn.lower_bound(network(), steps=1.5), "lower_bound: steps=1.5 is of type float; pass a whole number"),
         (lambda: wn.lower_bound(network(), batch=0), "lower_bound: batch=0 must be positive and finite"),
         (lambda: wn.lower_bound(network(), radius=math.inf), "lower_bound: radius=inf must be positive and finite"),
-        (lambda: wn.lower_bound(network(), radius=0), "lower_bound: radius=0 must be positive and finite"),
         (lambda: wn.lower_bound(network(), generator=0), "lower_bound: generator must be a torch.Generator"),
         (lambda: wn.verify("nowhere.json", {}), "not proved: .*nowhere.json"),
-        (lambda: wn.initialize_(network(), radii={"1": -1.0}), r"radii\['1'\]=-1.0 must be positive and finite"),
     ],
 )
 def test_other_mistakes_are_refused_by_name(call, message):

@@ -80,7 +80,7 @@ def test_any_text_file_serves(tmp_path):
     with pytest.raises(ValueError, match="has 5 characters, but a text needs at least 1000"):
         load_shakespeare(path)
     path.write_text("a" * 5000)
-    with pytest.raises(ValueError, match="repeats one character, of which there is nothing to learn"):
+    with pytest.raises(ValueError, match="repeats one character, so there is nothing to learn"):
         load_shakespeare(path)
 
 
@@ -94,7 +94,7 @@ def test_with_nothing_at_all_it_is_the_english_of_python_which_says_so(no_text, 
     text = load_shakespeare()
     assert text.source == f"python-topics of Python {platform.python_version()}"
     assert len(text.text) > 400_000
-    assert re.search(r"there is no Shakespeare here, so this is the English that Python ships:\n.*\w", text.note)
+    assert re.search(r"no Shakespeare is available, so this is the English text that Python ships:\n.*\w", text.note)
     again = load_shakespeare(text.source)
     assert (again.text, again.note) == (text.text, "")
 

@@ -1,4 +1,4 @@
-"""Where data sets lie: the user's folder, the cache, and a download into it whose checksum is right."""
+"""Locations of data sets: the user's folder, the cache, and downloads into it with the right checksum."""
 
 import hashlib
 import http.client
@@ -9,21 +9,21 @@ from pathlib import Path
 from wellnormed._files import is_there, write_atomically
 
 PATIENCE = 10.0
-"""Seconds until a server must have answered, and for each part of what it sends."""
+"""The seconds that a server may take to answer, and for each part that it sends."""
 
 
 class DataError(ValueError):
-    """A data set is neither on this machine nor to be had, or is damaged; says what to do about it."""
+    """A data set is damaged, or neither on this machine nor available; the message has a remedy."""
 
 
 def places(name: str) -> list[Path]:
-    """Where the folder or file `name` may lie: in `$WELLNORMED_DATA` first, then in the user's cache."""
+    """The possible paths of a folder or file: in `$WELLNORMED_DATA` first, then in the user's cache."""
     own = os.environ.get("WELLNORMED_DATA")
     return ([Path(own, name)] if own else []) + [_cache(name)]
 
 
 def find(name: str) -> Path | None:
-    """The first of the `places` that exists; a link to nothing is a `ValueError`, and not passed over."""
+    """The first of the `places` that exists; a broken link is a `ValueError`."""
     return next((path for path in places(name) if is_there(path)), None)
 
 
@@ -32,7 +32,7 @@ def _cache(name: str) -> Path:
 
 
 def download(url: str, name: str, sha256: str) -> bytes:
-    """The content behind a URL, kept in the cache once its checksum is right; a `DataError` if it cannot be had."""
+    """The content of a URL, which is cached if its checksum is right; a `DataError` if it cannot be downloaded."""
     remedy = f"set WELLNORMED_DATA to a folder that holds {name}, or put the file at {_cache(name)}"
     try:
         with urllib.request.urlopen(url, timeout=PATIENCE) as response:

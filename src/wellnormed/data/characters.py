@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def encode(prompt: str, symbols: str) -> Tensor:
-    """The position of every character of `prompt` in `symbols`, int64; characters that are not there are refused.
+    """The position of every character of `prompt` in `symbols`, int64; other characters are refused.
 
     Example:
         >>> encode("bad", "abcd")
@@ -27,8 +27,8 @@ def encode(prompt: str, symbols: str) -> Tensor:
 class CharacterText:
     """A text, its symbols in sorted order, and its first 90 % (`train`) and last 10 % (`validation`), int64.
 
-    `source` says which text this is; figures on one source are never compared with figures on another. `note` says why
-    it is this text, where that may surprise.
+    `source` names the text; results on one source are never compared with results on another. `note` gives the reason
+    for this text if it may surprise.
     """
 
     text: str = field(repr=False)

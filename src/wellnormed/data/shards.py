@@ -1,7 +1,7 @@
-"""Tokens in the shards of nanoGPT's speedruns: a header of 256 int32, then the tokens as uint16.
+"""Tokens in the shard format of nanoGPT's speedruns: a header of 256 int32, then the tokens as uint16.
 
-Shards are read through memory maps, so that a corpus may be larger than the memory. Pages that have been read stay in
-the system's cache of files, which tools show as memory of the process; the system takes them back when it needs them.
+Shards are memory-mapped, so that a corpus may be larger than the memory. Pages that have been read stay in the system's
+file cache, which tools show as memory of the process; the system frees them when it needs memory.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from wellnormed.data._download import places
 MAGIC, VERSION, HEADER = 20240520, 1, 256
 HEADER_BYTES, TOKEN_BYTES = 4 * HEADER, 2
 META = "meta.json"
-"""The file that the converter writes beside its shards: it names the tokenizer and the counts."""
+"""The file that the converter writes beside its shards, with the tokenizer and the counts."""
 Split = Literal["train", "val"]
 _PIECE = 2**24
 
@@ -54,16 +54,16 @@ class Tokens:
         return int(self._ends[-1])
 
     def windows(self, starts: Tensor, length: int) -> Tensor:
-        """The `length` tokens from every start on, `(N, length)` int64, through the ends of arrays.
+        """The `length` tokens from every start on, `(N, length)` int64, also across arrays.
 
-        A token that does not fit the vocabulary is a `ValueError`.
+        A token outside the vocabulary is a `ValueError`.
         """
         windows = np.stack([self.read(start, length) for start in starts.tolist()])
         self.check(windows, starts.tolist())
         return torch.from_numpy(windows.astype(np.int64))
 
     def read(self, start: int, length: int) -> np.ndarray:
-        """The `length` tokens from `start` on, through the ends of arrays; they are not checked."""
+        """The `length` tokens from `start` on, also across arrays; they are not checked."""
         parts = []
         while length > 0:
             number, place = self._place(start)
@@ -72,7 +72,7 @@ class Tokens:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def check(self, windows: np.ndarray, starts: Sequence[int]) -> None:
-        """Refuse windows `(N, length)` from these starts on if one has a token that does not fit the vocabulary."""
+        """Refuse windows `(N, length)` from these starts on if one has a token outside the vocabulary."""
         if self.vocabulary is None or (largest := int(windows.max())) < self.vocabulary:
             return
         row, column = np.argwhere(windows >= self.vocabulary)[0].tolist()
@@ -84,7 +84,7 @@ class Tokens:
         )
 
     def fingerprint(self) -> str:
-        """A SHA-256 of all tokens and of the lengths of the arrays, which are read side by side.
+        """A SHA-256 of all tokens and of the lengths of the arrays, which are read in parallel.
 
         Example:
             >>> Tokens([np.arange(9)]).fingerprint() == Tokens([np.arange(9)[::-1]]).fingerprint()
@@ -103,7 +103,7 @@ class Tokens:
         return digest.hexdigest()
 
     def _array(self, number: int) -> np.ndarray:
-        """An array that is about to be read."""
+        """An array; called before every read."""
         return self.arrays[number]
 
     def _place(self, start: int) -> tuple[int, int]:
@@ -113,14 +113,14 @@ class Tokens:
 
 
 class _Shards(Tokens):
-    """Tokens mapped from files. Reading beyond the end of a file that was cut off meanwhile would kill the process."""
+    """Tokens mapped from files. Reading beyond the end of a file that was truncated later would kill the process."""
 
     def _array(self, number: int) -> np.ndarray:
         array, path = self.arrays[number], self.names[number]
         try:
             size = os.stat(path).st_size
         except FileNotFoundError:
-            return array  # what is mapped of a file that was removed stays
+            return array  # the mapping of a removed file stays valid
         if size < (expected := HEADER_BYTES + array.nbytes):
             raise ValueError(
                 f"{path} had {expected:,} bytes when it was opened, and has {size:,} now: something cuts it off; "
@@ -132,8 +132,8 @@ class _Shards(Tokens):
 def load_shards(split: Split, name: str | Path = "fineweb10B") -> Tokens:
     """The shards of a folder, in order: `*_train_NUMBER.bin` or `*_val_NUMBER.bin`.
 
-    Header and size of every file are checked at once. Tokens are checked when they are read, if the result has a
-    `vocabulary`, which `load_corpus` gives it. Nothing is downloaded.
+    The header and size of every file are checked at once. Tokens are checked when they are read, if the result has a
+    `vocabulary`, which `load_corpus` sets. Nothing is downloaded.
 
     Args:
         split: "train" or "val".
@@ -163,7 +163,7 @@ def load_shards(split: Split, name: str | Path = "fineweb10B") -> Tokens:
 
 
 def shard_files(folder: Path, split: Split) -> list[Path]:
-    """The shards of a split in a folder, in order. The part of a name before its split may hold the other split's name.
+    """The shards of a split in a folder, in order; the name of the other split may occur before that of the split.
 
     Example:
         >>> shard_files(Path("nowhere"), "val")
@@ -173,7 +173,7 @@ def shard_files(folder: Path, split: Split) -> list[Path]:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """The content of a folder's `meta.json`, by the converter; empty if there is no such file."""
+    """The content of a folder's `meta.json`, which the converter writes; empty if there is no such file."""
     remedy = "remove the folder, and write its shards again"
     if not (folder / META).exists():
         return {}
@@ -212,5 +212,5 @@ def _shard(path: Path) -> np.ndarray:
             f"truncated or damaged; {remedy}"
         )
     if not count:
-        return np.empty(0, "<u2")  # nothing cannot be mapped
-    return np.asarray(np.memmap(path, "<u2", "r", offset=HEADER_BYTES))  # a plain view, whose parts cost half the time
+        return np.empty(0, "<u2")  # an empty file cannot be mapped
+    return np.asarray(np.memmap(path, "<u2", "r", offset=HEADER_BYTES))  # slices of a plain view take half the time

@@ -1,4 +1,4 @@
-"""The tokens of a training run in the order in which it reads them, the same for any number of ranks."""
+"""The order in which a training run reads tokens, the same for any number of ranks."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,24 +15,22 @@ _ROUNDS = 8
 class TokenStream(Iterator[Tensor]):
     """Batches of windows without end, of which every rank gets its consecutive part.
 
-    Window n holds the tokens from `n * length` to `(n + 1) * length`, both included, through the ends of shards: its
-    first `length` are inputs, its last `length` are targets, and every token but the first is a target once an epoch.
-    A rest of fewer than `length` targets at the end is not read. A batch is the next `batch` windows, in the order
-    of the files, or with a `seed` in a random order that is another one in every epoch; a batch may run from one epoch
-    into the next.
+    Window n holds the tokens from `n * length` to `(n + 1) * length`, both included, also across shards: its first
+    `length` tokens are inputs, its last `length` are targets, and every token but the first is a target once per epoch.
+    A rest of fewer than `length` targets at the end is not read. A batch is the next `batch` windows, in the order of
+    the files, or with a `seed` in a random order, which differs between epochs. A batch may extend into the next epoch.
 
-    The order depends on the tokens, on `length` and on `seed` alone. So a run that goes on from a `state_dict` reads
-    the same tokens as one that was never stopped, also on another number of ranks and with another batch.
+    The order depends only on the tokens, `length` and `seed`. So a run that continues from a `state_dict` reads the
+    same tokens as one that never stopped, also with another number of ranks or another batch.
 
     Args:
-        tokens: The tokens to read. Every rank checks the whole batch, some milliseconds for 512 windows of 1,024
-            tokens, so that a token which does not fit their vocabulary stops all ranks in the same step with the same
-            sentence.
-        batch: Windows of all ranks together.
-        length: Inputs in a window.
-        rank: The number of the part of a batch that is returned, of `world` equal ones.
-        world: The number of ranks.
-        position: Targets that all ranks together have read before; a multiple of `length`.
+        tokens: The tokens to read. Every rank checks the whole batch, which takes some milliseconds for 512 windows of
+            1,024 tokens, so that a token outside the vocabulary stops all ranks in the same step with the same message.
+        batch: The number of windows of all ranks together.
+        length: The number of inputs in a window.
+        rank: The number of this rank, which gets that part of a batch.
+        world: The number of ranks, which share a batch equally.
+        position: The number of targets that all ranks together have read before; a multiple of `length`.
         seed: The seed of the random order. By default windows come in the order of the files.
 
     Raises:
@@ -87,15 +85,15 @@ class TokenStream(Iterator[Tensor]):
         return {"position": self.position, **self._order_depends_on()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where another stream over the same tokens was, which may have had other ranks and batches.
+        """Continue from the state of another stream over the same tokens, with any number of ranks and any batch.
 
-        Other tokens, another length or another seed are a `ValueError`, since other tokens would be read then.
+        Other tokens, another length or another seed are a `ValueError`, because they change the order.
         """
         for name, here in self._order_depends_on().items():
             if state.get(name) != here:
                 raise ValueError(
-                    f"the run that is to go on read its tokens with {name}={state.get(name)}, but here it is {here}; "
-                    "go on with what it had"
+                    f"the run to continue read its tokens with {name}={state.get(name)}, but here it is {here}; "
+                    f"pass the run's {name}"
                 )
         self.position = state["position"]
 
@@ -103,7 +101,7 @@ class TokenStream(Iterator[Tensor]):
         return {"tokens": len(self.tokens), "length": self.length, "seed": self.seed}
 
     def _order(self, numbers: np.ndarray) -> np.ndarray:
-        """The places among all windows of the windows with these numbers, `(N,)` int64, counted over all epochs."""
+        """The places in the files of the windows with these numbers, which count over all epochs; `(N,)` int64."""
         epochs, places = np.divmod(numbers, self.epoch_windows)
         if self.seed is None:
             return places
@@ -118,7 +116,8 @@ class RandomWindows(Iterator[Tensor]):
 
     Args:
         tokens, batch, length, rank, world: As of a `TokenStream`.
-        generator: Decides the places. Its state, the same on all ranks, is all that the next batch depends on.
+        generator: The source of the places. Its state must be the same on all ranks; the next batch depends on it
+        alone.
 
     Example:
         >>> next(RandomWindows(Tokens([np.arange(9)]), 2, 3, generator=torch.Generator().manual_seed(0))).shape
@@ -137,7 +136,7 @@ class RandomWindows(Iterator[Tensor]):
         return self.tokens.windows(starts[self._part], self.length + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing; the generator's state is the caller's to keep."""
+        """An empty state; the caller keeps the generator's state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -145,7 +144,7 @@ class RandomWindows(Iterator[Tensor]):
 
 
 def _part_of(tokens: Tokens, batch: int, length: int, rank: int, world: int) -> slice:
-    """The windows of a batch that are a rank's; refuses a batch and a length that do not fit."""
+    """The slice of a batch that belongs to a rank; refuses a batch or length that does not fit."""
     if batch % world:
         raise ValueError(f"batch={batch} windows cannot be shared equally among {world} ranks; take a multiple")
     if len(tokens) <= length:
@@ -158,11 +157,11 @@ def _part_of(tokens: Tokens, batch: int, length: int, rank: int, world: int) -> 
 
 
 def permute(numbers: np.ndarray, count: int, seed: Sequence[int]) -> np.ndarray:
-    """Where a random permutation of 0, ..., `count - 1` sends these numbers, without making the whole of it.
+    """The images of these numbers under a random permutation of 0, ..., `count - 1`, which is never stored.
 
-    A Feistel network (Luby and Rackoff, 1988) permutes the numbers below a power of 4 that is at least `count` and
-    less than 4 times that, and is applied again to what lands at `count` or above (Black and Rogaway, 2002). Its keys
-    come from NumPy's `SeedSequence`, which promises the same numbers in every release.
+    A Feistel network (Luby and Rackoff, 1988) permutes the numbers below a power of 4, which is at least `count` and
+    less than 4 times that. It is applied again to numbers that become `count` or more (Black and Rogaway, 2002). Its
+    keys come from NumPy's `SeedSequence`, which gives the same numbers in every release.
 
     Example:
         >>> sorted(permute(np.arange(6), 6, [0]).tolist())

@@ -16,15 +16,16 @@ GPT2_VOCABULARY = 50257
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A rule by which texts become tokens.
+    """A map from texts to tokens and back.
 
     Args:
         name: Its name in `meta.json`.
         vocabulary: Tokens lie below it.
         end_of_text: The token that stands before every document.
         encode: From a text to its tokens, uint16.
-        decode: From tokens to text; bytes that are no UTF-8 are replaced.
-        token_bytes: The UTF-8 bytes of every token, 0 for the end of text: a loss in nats a token becomes bits a byte.
+        decode: From tokens to text; bytes that are not UTF-8 are replaced.
+        token_bytes: The number of UTF-8 bytes of every token, 0 for the end of text. It converts a loss in nats per
+            token to bits per byte.
     """
 
     name: TokenizerName
@@ -39,8 +40,8 @@ class Tokenizer:
 def tokenizer_of(name: str, symbols: str | None = None) -> Tokenizer:
     """The tokenizer of that name; an unknown name, and GPT-2's if tiktoken cannot load it, are a `ValueError`.
 
-    With "characters", tokens are places in `symbols`; a new line, or else the first symbol, ends a text. With "bytes",
-    they are the 256 values of the bytes of a text in UTF-8; the byte 0, which no text has, ends one.
+    With "characters", tokens are positions in `symbols`; a newline, or else the first symbol, ends a text. With
+    "bytes", tokens are the bytes of a text in UTF-8; the byte 0, which no text contains, ends a text.
 
     Example:
         >>> tokenizer_of("bytes").encode("née").tolist()
@@ -66,14 +67,14 @@ def tokenizer_of(name: str, symbols: str | None = None) -> Tokenizer:
 
 
 def _gpt2() -> Tokenizer:
-    """As tiktoken has it, which downloads its files once."""
+    """GPT-2's tokenizer from tiktoken, which downloads its files once."""
     try:
         encoding = importlib.import_module("tiktoken").get_encoding("gpt2")
     except ModuleNotFoundError:
         raise ValueError(
             "GPT-2's tokenizer needs the package tiktoken: in a clone type pip install '.[tokenizer]'"
         ) from None
-    except Exception as error:  # tiktoken's own errors and those of what it sends requests with
+    except Exception as error:  # errors of tiktoken and of the library that it downloads with
         raise ValueError(
             f"tiktoken could not load GPT-2's tokenizer ({type(error).__name__}); run the same with a network once, or "
             "set TIKTOKEN_CACHE_DIR to a folder where tiktoken has kept it"
@@ -85,7 +86,7 @@ def _gpt2() -> Tokenizer:
         return encoding.encode_to_numpy(text, disallowed_special=()).astype("<u2")
 
     def decode(tokens: list[int]) -> str:
-        # a model's vocabulary is rounded up, and an untrained one may draw what is no token
+        # a model's vocabulary is rounded up, so an untrained model may draw numbers beyond GPT-2's tokens
         return encoding.decode([token for token in tokens if token < GPT2_VOCABULARY])
 
     return Tokenizer("gpt2", GPT2_VOCABULARY, encoding.eot_token, encode, decode, token_bytes)

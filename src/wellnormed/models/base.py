@@ -1,4 +1,4 @@
-"""What the models of this package have in common."""
+"""The base class of this package's models."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ class TokenModel(nn.Module, ABC):
 
     @abstractmethod
     def starts(self) -> Iterator[Start]:
-        """Every parameter, with what fills it at the start."""
+        """Every parameter with the function that sets its start."""
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw the start that `starts` describes."""
         start_(self.starts(), generator)
 
     def example_input(self) -> Tensor:
-        """Integers `(1, length)`: what a certificate of this model is captured with."""
+        """The example input with which a certificate of this model is captured: integers `(1, length)`."""
         return torch.zeros(1, self.config.length, dtype=torch.long)

@@ -24,7 +24,7 @@ class GPTConfig:
     expansion: int = 4
     """Hidden width of the feed-forward layer over the width."""
     residual: Literal["convex", "plain"] = "convex"
-    """How a layer is joined to the stream: `(1 - s) x + s layer(x)`, which is LT's text, or `x + layer(x)`."""
+    """The residual connection: "convex" is `(1 - s) x + s layer(x)`, as in LT's text, "plain" `x + layer(x)`."""
     residual_strength: float = 0.25
     """Share `s` of a layer's branch in the convex residual; LT: 1 / (2 blocks)."""
     attention_scale: float = 1.0
@@ -40,9 +40,9 @@ class GPTConfig:
     relative_bias: bool = True
     """Learn additive attention biases by head and distance; free in the certificate."""
     rotary: bool = False
-    """Turn queries and keys by their position (LT's released code); no positions are then mixed into the tokens."""
+    """Rotate queries and keys by their position (LT's released code), instead of mixing positions into the tokens."""
     half_rotary: bool = False
-    """Turn half of the entries alone, as LT does on NanoGPT's size; only with `rotary`."""
+    """Rotate only half of the entries, as LT does at NanoGPT's size; only with `rotary`."""
     biases: bool = True
     """Learn biases of the hidden layer and of the logits; free in the certificate."""
     stream_radius: float | None = 1.0
@@ -109,7 +109,7 @@ class NanoGPTConfig:
     epsilon: float = 2.0**-23
     """Added to the mean square in every RMS norm; torch's default, the spacing of float32 numbers at 1."""
     rotary_base: float = 1024.0
-    """Ratio of the largest angle by which a token's position turns queries and keys to the smallest."""
+    """Ratio of the largest to the smallest angle by which a token's position rotates queries and keys."""
     attention_scale: float = 0.12
     """Factor on <q, k>."""
     logit_cap: float = 30.0

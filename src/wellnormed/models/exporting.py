@@ -1,4 +1,4 @@
-"""`export`: write any model as the program that its certificate is of."""
+"""`export`: write any model as the program that its certificate is about."""
 
 import contextlib
 import dataclasses
@@ -53,24 +53,25 @@ def export(
     The folder holds:
 
     - `program.pt2`, for `torch.export.load`: it takes the tensors of one sample of the example, with a first axis of
-      size 1, and returns one tensor. It is what the certificate is of: the graph that was proved, with its tensors;
+      size 1, and returns one tensor. It is the graph that the certificate is about, with its tensors;
     - `weights.safetensors`, its tensors by name;
-    - `batched.pt2`, which takes a batch of any size, if torch can export the model's code so. It is compared with the
-      program on batches of 2 and 7 samples, and not proved; `manifest.json` says so;
-    - `model.onnx`, if the packages `onnx` and `onnxscript` are installed (the extra `onnx`): for a batch of any size,
-      compared and not proved, where there is a `batched.pt2`; else for one sample, as `program.pt2`;
+    - `batched.pt2`, which takes a batch of any size, if torch can export the model's code for that. It is compared with
+      the program on batches of 2 and 7 samples, and not proved; `manifest.json` says so;
+    - `model.onnx`, if the packages `onnx` and `onnxscript` are installed (the extra `onnx`). If there is a
+      `batched.pt2`, it takes a batch of any size, and is compared and not proved; else it takes one sample, as
+      `program.pt2`;
     - `certificate.json`, which `wellnormed-proof FOLDER` proves;
-    - of a model of `wellnormed.models` also `config.json` and `model.safetensors`, its own weights, so that
-      `models.load` and every command but `sample`, which needs a run's characters, read the folder.
+    - for a model of `wellnormed.models` also `config.json` and `model.safetensors`, its weights. `models.load` and all
+      commands but `sample`, which needs a run's characters, read the folder.
 
     Args:
-        model: Any module that can be captured, in evaluation mode; or a program of one, which has its example and its
+        model: Any module that can be captured, in evaluation mode; or a captured program, which has its example and its
             output.
-        folder: New or empty.
+        folder: A new or empty folder.
         example_input: The example input, as for `certify`: a tensor, a tuple, or a dictionary of keywords.
         radius: The largest RMS of an input vector, token or sample, as for `certify`.
         output: The tensor that the program returns, if the model returns several: a key, an attribute, or a position.
-        certificate: Whether the program must be certified. Without it a model that has no bound can be exported too.
+        certificate: Whether to certify the program. If False, a model that has no bound can be exported, too.
         onnx: Whether to write `model.onnx`; None means if the packages are installed.
 
     Raises:
@@ -132,11 +133,11 @@ def export(
 
 
 def certified(folder: str | Path) -> tuple[nn.Module, Any, Path]:
-    """The model that the certificate of a folder is of, its example, and the path of its weights: a file, or parts.
+    """The model of a folder, the example of its certificate, and the path of its weights: a file, or a folder of parts.
 
-    Files of an export that are not those of the manifest are a `ValueError`; by it alone `program.pt2` and `model.onnx`
-    are known here, since reading a program may run what it holds. So are weights of the program that are not the
-    model's.
+    A file of an export that differs from the manifest is a `ValueError`. `program.pt2` and `model.onnx` are checked by
+    the manifest alone, since reading a program may run its code. Weights of the program that differ from the model's
+    are a `ValueError`, too.
     """
     model, shape = load(folder), read_config(folder).get("example_shape")
     if shape is None:
@@ -159,7 +160,7 @@ def _config(model: Any, example: Any) -> dict[str, Any]:
 
 
 def _as_file(module: fx.GraphModule, program: Program, batch: Sequence[Tensor], any_size: bool) -> Any:
-    """A module as torch writes it; it is called as the model is, with the tensors alone."""
+    """A module in torch's file format; it is called like the model, but with tensors only."""
     count = len(tensors_of(program.example.arguments))
     arguments, keywords = tuple(batch[:count]), dict(zip(program.arguments[count:], batch[count:], strict=True))
     sizes = None
@@ -176,9 +177,9 @@ def _as_file(module: fx.GraphModule, program: Program, batch: Sequence[Tensor], 
 
 
 def _batched(model: nn.Module | Program, program: Program) -> torch.export.ExportedProgram | None:
-    """The model's own program for a batch of any size; None if it has none that computes what the program does.
+    """The model's program for a batch of any size; None if there is none that computes the same as the program.
 
-    Where the model is not known, it is the program's own graph, if that takes several samples.
+    If only the program is given, it is the program's graph, provided that this takes several samples.
     """
     if not program.each_sample:
         return None

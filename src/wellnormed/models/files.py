@@ -30,7 +30,7 @@ BUILDERS: dict[type, Callable[[Any, torch.Generator | None], Any]] = {
     PotentialConfig: PotentialGPT,
     NanoGPTConfig: NanoGPT,
 }
-"""The config of a model -> what builds it. Another package adds its own, whose first field is `architecture`."""
+"""The config of a model -> its class. Other packages may add configs, whose first field must be `architecture`."""
 
 
 def build(config: ModelConfig, generator: torch.Generator | None = None) -> Model:
@@ -41,8 +41,8 @@ def build(config: ModelConfig, generator: torch.Generator | None = None) -> Mode
 def load(folder: str | Path) -> Model:
     """Load the model of an export or of a run (its newest checkpoint while unfinished), in eval mode on the CPU.
 
-    A folder, config or weights that are missing, damaged, or do not fit each other are a `ValueError`; so is another
-    config than the one that the weights were written with, which their manifest names.
+    A folder, config or weights that are missing, damaged, or do not fit each other are a `ValueError`. So is a config
+    that differs from the one that the weights were written with, whose digest is in their manifest.
 
     Example:
         >>> load("runs/nowhere")
@@ -73,7 +73,7 @@ def load(folder: str | Path) -> Model:
 
 
 def _require_sizes(config: ModelConfig, weights: dict[str, Tensor], where: str) -> None:
-    """Refuse sizes that these weights cannot have, before memory is asked for a model that has them."""
+    """Refuse sizes that do not fit the weights, before memory is allocated for a model of these sizes."""
     entries = sum(tensor.numel() for tensor in weights.values())
     for name, size in vars(config).items():
         most = len(weights) if "blocks" in name else entries
@@ -113,12 +113,12 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def config_sha256(content: dict[str, Any]) -> str:
-    """The digest of a config, by which the manifest beside weights says which config they were written with."""
+    """The digest of a config; the manifest of weights has it, to identify the config that they were written with."""
     return hashlib.sha256(json_text(content).encode()).hexdigest()
 
 
 def weights_path(folder: str | Path) -> Path:
-    """The final weights of a folder, else those of its newest complete checkpoint: a file, or the folder of parts."""
+    """The path of a folder's final weights, or else of its newest complete checkpoint: a file, or a folder of parts."""
     folder = Path(folder)
     if (folder / MANIFEST).exists():
         return folder / WEIGHTS

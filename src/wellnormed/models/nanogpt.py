@@ -17,7 +17,7 @@ from wellnormed.nn.starting import Start, drawn, zeros
 
 
 class SquaredReLU(nn.Module):
-    """`max(0, x)^2`: of no Lipschitz constant, but for inputs that are bounded."""
+    """`max(0, x)^2`, which is Lipschitz only on bounded inputs."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.relu().square()
@@ -49,7 +49,7 @@ class SplitHeads(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention with normed queries and keys, turned by their positions."""
+    """Causal attention with RMS-normalized queries and keys, which are rotated by their positions."""
 
     def __init__(self, config: NanoGPTConfig) -> None:
         super().__init__()
@@ -86,8 +86,8 @@ class Block(nn.Module):
     """Attention and a feed-forward layer on a residual stream, each behind an RMS norm.
 
     Args:
-        config: Of the model.
-        number: Of the block, from 0; blocks of NanoGPT are alike, those of peers made from it are not.
+        config: The config of the model.
+        number: The number of the block, from 0. Blocks of NanoGPT do not use it; those of `papers.peers` do.
     """
 
     def __init__(self, config: NanoGPTConfig, number: int) -> None:
@@ -140,10 +140,10 @@ class NanoGPT(TokenModel):
         self.reset_parameters(generator)
 
     def add_beside(self, config: NanoGPTConfig) -> None:
-        """Make the layers that a model made from this one has beside the blocks, drawn before them."""
+        """Add the layers of a subclass beside the blocks; they are drawn before these."""
 
     def starts(self) -> Iterator[Start]:
-        """The start that the class describes."""
+        """The start that the docstring of the class describes."""
         bound = math.sqrt(3) / (2 * math.sqrt(self.config.width))
         for name, module in self.named_modules():
             if isinstance(module, nn.Embedding):

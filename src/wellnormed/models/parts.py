@@ -1,4 +1,4 @@
-"""Checkpoints in parts: the safetensors files that ranks have written, each its own, as one process reads them."""
+"""Checkpoints in parts: every rank writes a safetensors file, and one process reads them all."""
 
 import hashlib
 import warnings
@@ -15,9 +15,9 @@ from wellnormed._files import MANIFEST, read_json
 PARTS = "parts"
 """The folder in a checkpoint that holds the files of the ranks."""
 ALONE = "model-00001-of-00001.safetensors"
-"""The file of a rank that is alone, which any number of ranks reads."""
+"""The file of a single rank; any number of ranks can read it."""
 MODEL = "model."
-"""The beginning of the names of weights in it."""
+"""The prefix of the names of weights in it."""
 
 
 def sha256_of(path: Path) -> str:
@@ -27,7 +27,7 @@ def sha256_of(path: Path) -> str:
 
 
 def require_parts(parts: Path, checksums: Mapping[str, str], remedy: str) -> dict[str, Any]:
-    """Read the manifest of a checkpoint; a `ValueError` if it does not have these checksums of the files."""
+    """Read the manifest of a checkpoint; other checksums than these of its files are a `ValueError`."""
     facts = read_json(parts.with_name(MANIFEST), remedy, sealed=True)
     for name in sorted(facts["sha256"].keys() | checksums.keys()):
         if checksums.get(name) != facts["sha256"].get(name):

@@ -1,4 +1,4 @@
-"""A transformer with the Lipschitz constant that is asked for: blocks of constant 1 by form, and a capped head."""
+"""A transformer with a chosen Lipschitz constant: blocks whose form gives the constant 1, and a capped head."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ from wellnormed.nn.starting import Start, zeros
 class ContentAttention(nn.Module):
     """Attention whose constant in the ball of RMS 1 is `sqrt(1 + t^2) + t`, for logits of at most `t` and a bias.
 
-    Queries, keys and values are orthogonal, head by head, so that the certificate finds exactly this.
+    The projections to queries, keys and values are orthogonal in every head, so the certificate proves this constant.
     """
 
     def __init__(self, config: PotentialConfig) -> None:
@@ -47,8 +47,8 @@ class PotentialGPT(TokenModel):
     """Token vectors, causal averages of them side by side, convex potentials and attention, and a map to logits.
 
     Everything before the head has the constant `config.body_lipschitz`, so that a head of norm `L / body_lipschitz`
-    gives the model the constant L. The head starts at zero; the generator decides all other weights, None being torch's
-    default.
+    gives the model the constant L. The head starts at zero; the generator decides all other weights (None is torch's
+    default).
 
     Shape: integers `(B, T)` -> logits `(B, T, vocabulary_size)`.
 
@@ -73,7 +73,7 @@ class PotentialGPT(TokenModel):
         self.reset_parameters(generator)
 
     def starts(self) -> Iterator[Start]:
-        """Every layer starts as it says itself; the biases of attention and the head start at zero."""
+        """The starts of all layers; the biases of attention and the head start at zero."""
         for module in self.modules():
             if isinstance(module, CappedEmbedding | HeadProjection):
                 yield module.weight, module.parameter_norms()["weight"].initialize_

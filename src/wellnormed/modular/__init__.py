@@ -1,12 +1,12 @@
-"""How one step is shared among layers: mass, sensitivity, composition, concatenation (Modular Duality).
+"""Shares of a step among layers: mass, sensitivity, composition, concatenation (Modular Duality).
 
-Sensitivities are those of the paper and not the kernel's gains, which agree with them only where no layer leaves the
-unit ball: a factor 2 before attention counts 2 here and 6 in a certificate, whose gain grows with the square of the
-radius. A certificate also has the gains from the input to each layer, and a weight's share needs the one from its
-layer to the output, so that reading it from the kernel would take a proof for every weight.
+Sensitivities are those of the paper, and not the gains of a certificate, which agree with them only if no layer leaves
+the unit ball: a factor 2 before attention counts 2 here and 6 in a certificate, whose gain grows with the square of the
+radius. Moreover, a certificate has the gains from the input to each layer, where a weight's share needs the gain from
+its layer to the output; certificates would give it by one proof for every weight.
 """
 
-from wellnormed.modular import layers as _layers  # registers the layers that are known  # noqa: F401
+from wellnormed.modular import layers as _layers  # registers the rules of torch's layers  # noqa: F401
 from wellnormed.modular.builder import Builder as Builder
 from wellnormed.modular.builder import modular_rule as modular_rule
 from wellnormed.modular.builder import modular_tree as modular_tree

@@ -1,7 +1,7 @@
-"""The trees of `torch.nn`'s layers; `nn` and `models` have the rules of this package's own.
+"""The rules for the layers of `torch.nn`; the rules for this package's layers are in `nn` and `models`.
 
 The norm of an activation is the largest RMS of the channels of a token or pixel (MD examples 5 to 7). The assignment is
-trusted: the norm of a weight must bound the operator that the layer makes of it. Constants are read from the layers.
+trusted: the norm of a weight must bound the layer's operator. Constants are read from the layers.
 """
 
 import math
@@ -28,7 +28,7 @@ _FUNCTIONS: dict[type[nn.Module], str] = {
 }  # fmt: skip
 _BONDS: dict[type[nn.Module], Bond] = {
     **{kind: activation(function) for kind, function in _FUNCTIONS.items()},
-    nn.Softplus: Bond("softplus"),  # 1 but for its jump of 2e-9
+    nn.Softplus: Bond("softplus"),  # 1, apart from its jump of 2e-9
     nn.Identity: IDENTITY,
     nn.Flatten: Bond("flatten"),  # the RMS of pixels side by side is at most the largest of theirs
 }
@@ -42,7 +42,7 @@ modular_rule(nn.Hardtanh)(lambda m, _: activation("clamp", m.min_val, m.max_val)
 
 @modular_rule(nn.Sequential)
 def sequential(module: nn.Sequential, builder: Builder) -> NormedModule:
-    """The composition of the children; a module that stands there twice counts twice."""
+    """The composition of the children; a module that occurs twice counts twice."""
     names = [name for name, _ in module.named_modules(remove_duplicate=False) if name and "." not in name]
     return compose(*(builder.child(name) for name in reversed(names)))
 
@@ -51,8 +51,8 @@ def sequential(module: nn.Sequential, builder: Builder) -> NormedModule:
 def weight_and_bias(module: Any, builder: Builder) -> NormedModule:
     """The weight's atom, plus the bias's if there is one: a bias sees no input (MD examples 5 and 7).
 
-    Each position of a kernel adds one existing pixel or zero, whatever the padding and stride. The norm takes care of
-    groups: blocks that act on separate channels stretch the RMS no more than the largest of them.
+    Each position of a kernel adds one existing pixel or zero, whatever the padding and stride. Groups need no factor:
+    blocks on separate channels stretch the RMS by no more than the largest of their norms.
     """
     weight = builder.atom("weight")
     return weight if getattr(module, "bias", None) is None else weight + builder.atom("bias", sensitivity=0.0)
@@ -76,7 +76,7 @@ def dropout(module: nn.Dropout, builder: Builder) -> NormedModule:
 
 @modular_rule(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 def average_pool(module: nn.Module, builder: Builder) -> NormedModule:
-    """A mean of pixels is no larger than the largest."""
+    """The tree of a mean of pixels, whose RMS is at most that of the largest pixel."""
     if getattr(module, "divisor_override", None) is not None:
         builder.refuse("has a divisor_override, so that it is not a mean")
     return Bond("average pool")
@@ -84,6 +84,6 @@ def average_pool(module: nn.Module, builder: Builder) -> NormedModule:
 
 @modular_rule(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 def max_pool(module: nn.MaxPool1d | nn.MaxPool2d | nn.MaxPool3d, builder: Builder) -> NormedModule:
-    """Channels may find their maxima at different pixels, so a window of n pixels can stretch the RMS by sqrt n."""
+    """The tree of a maximum: channels may take it from different pixels, so n pixels stretch the RMS by sqrt n."""
     size, axes = module.kernel_size, int(type(module).__name__[-2])
     return Bond("max pool", math.sqrt(math.prod(size) if isinstance(size, tuple) else size**axes))

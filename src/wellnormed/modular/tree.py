@@ -1,8 +1,9 @@
 """Atoms, bonds and the two ways to combine them (Modular Duality, MD, definitions 4, 6 and 7), and shares of a step.
 
-A tree describes an existing model: where each weight acts, its share of the change of the output (mass), and how far
-each piece can stretch a change of its input (sensitivity), for weights and inputs in their unit balls. It has no
-forward pass, so it scales no output; a factor of the model is a `Scalar`, whose sensitivity follows from the factor.
+A tree describes an existing model: the places of each weight, its share of the change of the output (mass), and the
+factor by which each piece can stretch a change of its input (sensitivity), for weights and inputs in their unit balls.
+It has no forward pass, so it scales no output; a factor of the model is a `Scalar`, whose sensitivity follows from the
+factor.
 """
 
 import math
@@ -41,9 +42,9 @@ class Place:
 class NormedModule(ABC):
     """A piece of a network with a mass, a sensitivity and a norm on its weights; immutable.
 
-    Its weights are one normed space, of dictionaries from parameter name to tensor. The definitions nest; unrolled to
-    the leaves of a tree, every nested ratio of masses cancels but the outermost. With
-    `factor = (mass / total mass) / (sensitivity of all that follows)` for each weight,
+    Its weights form one normed space, of dictionaries from parameter name to tensor. The definitions nest; unrolled to
+    the leaves of a tree, all nested ratios of masses cancel except the outermost. With
+    `factor = (mass / total mass) / (sensitivity of everything that follows)` for each weight,
 
     - norm(w) = max over weights of norm_i(w_i) / factor_i;
     - dual_norm(g) = sum over weights of factor_i dual_norm_i(g_i);
@@ -73,7 +74,7 @@ class NormedModule(ABC):
 
         @property
         def name(self) -> str:
-            """As the printed tree shows it."""
+            """The name in the printed tree."""
             ...
 
         @property
@@ -254,7 +255,7 @@ class NormedModule(ABC):
         return aligned([header, *self._rows(self.mass, self.lr_factors(), "", "")])
 
     def _rows(self, total: float, factors: Mapping[str, float], first: str, rest: str) -> Iterator[tuple[str, ...]]:
-        """Yield the printed rows; `first` and `rest` are the lines to the left of the first row and of the others."""
+        """Yield the printed rows; `first` and `rest` are the branches left of the first row and of the others."""
         mass, share, factor, norm = "", "", "", ""
         if self.mass or isinstance(self, Atom):
             mass, share = f"{self.mass:.4g}", f"{self.mass / total:.2%}" if total else ""
@@ -429,7 +430,7 @@ def _keeps_space(module: NormedModule) -> bool:
 
 
 def _one_space(spaces: Iterable[Space], why_not: str) -> Space:
-    """The space that all of them are which are stated."""
+    """The space on which all stated spaces agree; None if none is stated."""
     stated = list(dict.fromkeys(space for space in spaces if space is not None))
     if len(stated) > 1:
         raise ValueError(f"{why_not.format(' and '.join(map(str, stated)))}; mend the `spaces` of the modules")

@@ -1,4 +1,4 @@
-"""Whole-tensor work on one process or on many."""
+"""Work that needs whole tensors, shared among processes."""
 
 from wellnormed.parallel.placement import Job as Job
 from wellnormed.parallel.placement import Placement as Placement

@@ -1,4 +1,4 @@
-"""How one job passes through a group: parts go to owners, owners compute, results go back, each as early as it can."""
+"""The messages of one job in a group: owners get parts, compute, and send results back, each as early as possible."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class DealtJob:
             argument.collect()
 
     def compute(self) -> int:
-        """Compute what this rank owns, and start to send it; returns the bytes that it sends for the job in all."""
+        """Compute the members that this rank owns, start to send the results, and return the bytes sent for the job."""
         stacked = [argument.stacked() for argument in self._arguments]
         results = self._job.compute(*stacked) if self._works else (None,) * len(self._replaced)
         for argument, result in zip(self._replaced, results, strict=True):
@@ -45,16 +45,16 @@ class DealtJob:
         return sum(argument.sent for argument in self._arguments)
 
     def run(self) -> tuple[list[Tensor], ...]:
-        """The results, as of `Job.run`, once they have come."""
+        """Wait for the results, and return them as `Job.run` does."""
         return tuple(argument.results() for argument in self._replaced)
 
 
 class _Argument(ABC):
     """One argument of all members: how its values reach the owners, and how results leave them.
 
-    `collect` starts to bring the members that this rank owns here, and `stacked` waits for them and makes them one
-    tensor. `spread` starts to send their results (None from a rank that owns no member); `results` waits for those of
-    all members, and lays each out as its input. `sent` counts the bytes.
+    `collect` starts to fetch the members that this rank owns; `stacked` waits for them and stacks them. `spread` starts
+    to send their results (None from a rank that owns no member); `results` waits for the results of all members, and
+    lays each out like its input. `sent` counts the bytes.
     """
 
     def __init__(self, tensors: list[Tensor], group: ProcessGroup, owners: list[int]) -> None:
@@ -65,7 +65,7 @@ class _Argument(ABC):
         self._shape = tensors[0].shape
 
     def collect(self) -> None:  # noqa: B027
-        """Nothing to do where every rank has it all."""
+        """Do nothing: every rank has the whole argument."""
 
     @abstractmethod
     def stacked(self) -> Tensor: ...
@@ -97,7 +97,7 @@ class _Copied(_Argument):
             if not members:
                 continue
             if rank == self._rank:
-                assert result is not None  # it owns some
+                assert result is not None  # this rank owns members
                 buffer = result.to(self._tensors[0]).reshape(-1).contiguous()
                 self.sent += buffer.nbytes * (self._group.size() - 1)
             else:
@@ -115,7 +115,7 @@ class _Copied(_Argument):
 
 
 class _Parts(_Argument):
-    """An argument cut over the ranks. Each rank sends every owner its parts in one message, and gets results back."""
+    """An argument that is cut over the ranks. Each rank sends its parts to every owner, and gets results back."""
 
     def __init__(self, tensors: list[Tensor], group: ProcessGroup, owners: list[int], cut: Cut) -> None:
         super().__init__(tensors, group, owners)

@@ -1,4 +1,4 @@
-"""How one tensor lies over processes: plain, copied to all, or cut into parts.
+"""The layout of one tensor over processes: plain, copied to all, or cut into parts.
 
 A plain tensor is whole in every process. A `DTensor` may be cut over several dimensions of its mesh, as by
 `fully_shard` after tensor or expert parallelism, and be copied over the others, as by hybrid sharding.
@@ -22,7 +22,7 @@ from wellnormed._inputs import is_quantized
 T = TypeVar("T")
 Mark = tuple[int, int, StorageWeakRef, int]
 Steps = tuple[tuple[int, int], ...]
-"""One cut after the other: the dimension, counted from the last one as -1, and the number of parts."""
+"""The cuts in order: for each its dimension, counted from the last one as -1, and its number of parts."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Cut:
         return self._by_rank(parts)
 
     def joined(self, parts: list[Tensor]) -> Tensor:
-        """The batch of which every rank has such a part."""
+        """The batch that these parts make up, one for every rank."""
         parts = [parts[rank] for rank in self.holders]
         for dim, count in reversed(self.steps):
             parts = [torch.cat(parts[first : first + count], dim) for first in range(0, len(parts), count)]
@@ -62,7 +62,7 @@ class Cut:
         return [held[rank] for rank in range(len(held))]
 
 
-@functools.lru_cache(maxsize=1024)  # of a thousand ranks in every step
+@functools.lru_cache(maxsize=1024)  # a step asks for the parts of a thousand ranks
 def _part_shapes(shape: torch.Size, steps: Steps) -> list[torch.Size]:
     shapes = [list(shape)]
     for dim, count in steps:
@@ -71,7 +71,7 @@ def _part_shapes(shape: torch.Size, steps: Steps) -> list[torch.Size]:
 
 
 def part_lengths(length: int, world: int) -> list[int]:
-    """Length of every rank's part of a cut dimension, as `torch.chunk` cuts: the last parts may be shorter or empty.
+    """The length of every rank's part of a dimension, cut as by `torch.chunk`: the last may be shorter or empty.
 
     Example:
         >>> part_lengths(5, 4)
@@ -88,18 +88,18 @@ def is_distributed(tensor: Tensor) -> TypeGuard[Any]:
 
 
 def layout(tensor: Tensor) -> Hashable:
-    """A value that is equal for two tensors if they lie over the same processes in the same way."""
+    """A value that is equal for two tensors if they have the same layout over the same processes."""
     return (tensor.device_mesh, tensor.placements) if is_distributed(tensor) else None
 
 
 def cut_of(tensor: Tensor, name: str) -> Cut | None:
-    """How the tensor is cut; None if it is whole in every process.
+    """The cuts of a tensor; None if it is whole in every process.
 
-    The ranks of one that is cut over several dimensions of the mesh become a group at the first call, which all of them
-    make together.
+    If it is cut over several dimensions of the mesh, the first call makes a group of its ranks, so all of them must
+    call it together.
 
     Raises:
-        ValueError: It is a sum that is not yet summed, or cut in a way that is not known here.
+        ValueError: It is a sum that is not reduced yet, or has an unknown kind of cut.
     """
     if not is_distributed(tensor):
         return None
@@ -107,8 +107,8 @@ def cut_of(tensor: Tensor, name: str) -> Cut | None:
     if (axes := _cutting_axes(mesh, placements)) is None:
         raise ValueError(
             f"parameter {name!r} lies as {tuple(placements)} over a mesh of {mesh.ndim} dimensions, but its norm needs "
-            "it whole, and only what fully_shard, tensor and expert parallelism make can be assembled: copies, shards, "
-            "and shards of shards. Redistribute it to Shard and Replicate before the optimizer is made"
+            "it whole, and only the layouts of fully_shard, tensor and expert parallelism can be assembled: copies, "
+            "shards, and shards of shards. Redistribute it to Shard and Replicate before the optimizer is made"
         )
     if not axes:
         return None
@@ -121,7 +121,7 @@ def cut_of(tensor: Tensor, name: str) -> Cut | None:
 
 
 def _cutting_axes(mesh: Any, placements: Any) -> list[int] | None:
-    """The dimensions of a mesh that cut a tensor, the first cut first; None if other things than cuts lie over it.
+    """The dimensions of a mesh that cut a tensor, in the order of the cuts; None if a placement is unknown.
 
     `Shard` cuts before the dimensions of the mesh on its right. `_StridedShard` cuts after those that cut the same
     dimension of the tensor: `fully_shard` makes one where tensor parallelism has cut before. (Torch's own functions
@@ -145,12 +145,12 @@ def _cutting_axes(mesh: Any, placements: Any) -> list[int] | None:
 
 @functools.cache
 def _group_of(world: Any, ranks: tuple[int, ...]) -> Any:
-    """The group of these ranks, of which no others need to know; one for the life of the default group `world`."""
+    """The group of these ranks, made without the others and once for every default group `world`."""
     return world if len(ranks) == world.size() else dist.new_group(list(ranks), use_local_synchronization=True)
 
 
 def refuse_other_part(cut: Cut, tensor: Tensor, name: str) -> None:
-    """Refuse a `DTensor` whose part in this process is not the one that its placements say."""
+    """Refuse a `DTensor` whose part in this process has another shape than its placements state."""
     expected, found = cut.shapes(tensor.shape)[cut.group.rank()], local(tensor).shape
     if is_distributed(tensor) and found != expected:
         raise ValueError(
@@ -161,27 +161,27 @@ def refuse_other_part(cut: Cut, tensor: Tensor, name: str) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process' part, which shares its memory; all of a plain tensor."""
+    """This process' part, which shares the tensor's memory; a plain tensor itself."""
     return tensor.to_local().detach() if is_distributed(tensor) else tensor
 
 
 def mark(tensor: Tensor) -> Mark:
-    """How often a tensor was written in place, and the memory it lies in.
+    """The number of in-place writes to a tensor, and its memory; equal marks mean that it was not written since.
 
-    Of one that is cut torch counts writes into the whole and into this process' part apart. The reference keeps no
-    memory, and while it lives no other memory is equal to it.
+    For a tensor that is cut, torch counts writes to the whole and to this process' part separately. The weak reference
+    does not keep the memory alive, and while it exists no other memory compares equal to it.
     """
     part = local(tensor)
     return tensor._version, part._version, StorageWeakRef(part.untyped_storage()), int(part.storage_offset())
 
 
 def local_parts(tensors: list[Tensor]) -> list[Tensor]:
-    """This process' parts of tensors that all lie alike."""
+    """This process' parts of tensors of one layout."""
     return [local(tensor) for tensor in tensors] if tensors and is_distributed(tensors[0]) else tensors
 
 
 def laid_out(parts: Sequence[Tensor], tensors: list[Tensor]) -> list[Tensor]:
-    """From this process' parts, tensors laid out as others of the same shape, which all lie alike."""
+    """Tensors of the layout of others, which have one shape and layout, from this process' parts."""
     if not is_distributed(first := tensors[0]):
         return list(parts)
     from torch.distributed.tensor import DTensor
@@ -192,7 +192,7 @@ def laid_out(parts: Sequence[Tensor], tensors: list[Tensor]) -> list[Tensor]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The assembled tensor, or the number that torch has reduced in parts, in every process; a collective call."""
+    """The whole tensor, or a number that torch has reduced in parts, in every process; a collective call."""
     if is_distributed(tensor) and not tensor.ndim:
         return tensor.full_tensor().detach()
     cut, part = cut_of(tensor, "to be assembled"), local(tensor.detach())
@@ -207,7 +207,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def refuse_untrainable(name: str, parameter: Tensor) -> None:
-    """Refuse a parameter that no step can move: a piece of what FSDP1 flattens, or quantised codes."""
+    """Refuse a parameter that no step can move: a flat parameter of FSDP1, or quantised codes."""
     if is_quantized(parameter):
         raise ValueError(
             f"parameter {name!r} holds quantised codes ({type(parameter).__name__}), which no step moves; freeze it by "

@@ -1,13 +1,14 @@
-"""Whole-tensor work as jobs of several members, each of which one process of a group computes, or every process.
+"""Jobs on whole tensors, whose members are shared among the processes of a group, or computed by each.
 
-An oracle or a constraint needs its weight whole; everything else an optimizer does is elementwise. Both hand their
-whole-tensor work over as jobs, so that one mechanism decides who does it.
+An oracle or a constraint needs its whole weight; everything else in an optimizer is elementwise. Both describe their
+work as jobs, so that one mechanism decides which process does it.
 
-A member whose tensors are copied in every process (DDP) needs no gathering; its results go from its owner to all. A
-member that is cut (FSDP2, tensor parallelism, both; `layout`) is sent in parts to its owner, and its result back in
-parts. All parts start to travel at once; results start as soon as they are computed, while the next ones are computed.
+A member whose tensors are copied in every process (DDP) needs no gathering; its owner sends the results to all. A
+member that is cut (FSDP2, tensor parallelism, both; `layout`) is sent in parts to its owner, and its result is sent
+back in parts. All parts are sent at once; each result is sent as soon as it is computed, while the next one is
+computed.
 
-`docs/parallel.md` says what is sent, and how much memory it takes.
+`docs/parallel.md` has the sizes of messages and memory.
 """
 
 import heapq
@@ -32,8 +33,8 @@ from wellnormed.parallel.layout import Cut, cut_of, laid_out, layout, local_part
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 SMALL = 2**20
-"""A copied member below this cost (about a 100 x 100 matrix) is computed in every process: the oracle's few million
-operations take less than a message."""
+"""Copied members below this cost (about a 100 x 100 matrix) are computed in every process: the few million operations
+of an oracle take less time than a message."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class Job:
         inputs: One list per argument, all of the same length; `inputs[i][j]` is argument `i` of member `j`.
         function: From the arguments, each stacked along a new first dimension, to results of the same shapes, dtypes
             and order.
-        read_only: How many of the arguments, the first ones, are only read; the results replace the others.
-        cubic: Whether the work on a member grows as `m n min(m, n)`, as singular values do. False for work entry by
-            entry or column by column, whose result costs more to send than to compute.
+        read_only: The number of leading arguments that are only read; the results replace the others.
+        cubic: Whether the work on a member grows as `m n min(m, n)`, as for singular values. False for elementwise or
+            columnwise work, whose result costs more to send than to compute.
 
     Example:
         >>> import torch
@@ -61,14 +62,14 @@ class Job:
     cubic: bool = True
 
     def run(self) -> tuple[list[Tensor], ...]:
-        """Do the job here, with all of every tensor. One list for each replaced argument, laid out as the argument."""
+        """Do the whole job in this process; returns a list for each replaced argument, in the argument's layout."""
         parts = map(local_parts, self.inputs)
         results = self.compute(*(torch.stack(one) if len(one) > 1 else one[0][None] for one in parts))
         pairs = zip(results, self.inputs[self.read_only :], strict=True)
         return tuple(laid_out(result.unbind(), tensors) for result, tensors in pairs)
 
     def compute(self, *arguments: Tensor) -> tuple[Tensor, ...]:
-        """Call the function in its own precision, whatever autocast or lower precision of products is around it."""
+        """Call the function without autocast and with full precision of products."""
         kind = arguments[0].device.type
         available = torch.amp.is_autocast_available(kind)
         with torch.autocast(kind, enabled=False) if available else nullcontext(), all_digits():
@@ -86,10 +87,10 @@ class Job:
 def in_buckets(
     items: Iterable[T], parameter_of: Callable[[T], Tensor], settings_of: Callable[[T], K], share: int = 24
 ) -> Iterator[tuple[K, list[T]]]:
-    """Items of equal settings whose parameters agree in shape, dtype, device and layout, in batches that pay.
+    """Batches of items with equal settings whose parameters agree in shape, dtype, device and layout.
 
-    A large bucket comes in several pieces, so that not all its results are held at once; `entries_at_once` says what
-    the `share` is.
+    A large bucket is split into pieces, so that not all its results are in memory at once. `share` is that of
+    `entries_at_once`.
     """
     buckets: dict[tuple[K, tuple], list[T]] = defaultdict(list)
     totals: dict[tuple, int] = defaultdict(int)  # by layout, since processes may hold other plain tensors
@@ -105,7 +106,7 @@ def in_buckets(
 
 
 def deal(costs: list[int], ranks: int) -> list[int]:
-    """The rank that does each piece of work: the longest first, each to the least loaded rank (Graham 1969).
+    """Assign pieces of work to ranks: the longest first, each to the least loaded rank (Graham 1969).
 
     Every rank finds the same owners without communication, and no load exceeds 4/3 of the shortest possible.
 
@@ -122,11 +123,11 @@ def deal(costs: list[int], ranks: int) -> list[int]:
 
 
 class Placement:
-    """Sends every job to the group that its tensors lie on; small jobs and those on no group are done by every process.
+    """Shares every job in the group of its tensors; every process computes small jobs, and jobs without a group.
 
     Args:
         parameters: Name -> parameter, the same in every process.
-        process_group: The group that holds copies of the plain parameters, as DDP does. None: each process computes
+        process_group: The group that holds copies of the plain parameters, as in DDP. With None each process computes
             all of them itself.
     """
 
@@ -146,10 +147,10 @@ class Placement:
                 self._devices.setdefault(group, parameter.device)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[list[Tensor], ...]]:
-        """The results of every job, in order; each laid out over processes as the argument in its place.
+        """Yield the results of every job, in order, each in the layout of the argument that it replaces.
 
-        Every process passes the same jobs in the same order, and takes all results. A job's inputs are read before
-        the next result is asked for; without a group it is only then that the next job is taken.
+        Every process must pass the same jobs in the same order, and take all results. A job's inputs are read before
+        the next result is requested. Without a group, the next job is taken only then.
         """
         if not self._devices:
             yield from (job.run() for job in jobs)
@@ -166,19 +167,19 @@ class Placement:
 
     @property
     def shared(self) -> bool:
-        """Whether some of the work is shared among processes."""
+        """Whether processes share some of the work."""
         return bool(self._devices)
 
     def agree(
         self, sizes: dict[str, float], known: dict[str, float], among: Iterable[str] = ()
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """The largest of every number, none negative, over all processes, by one message for each group of them.
+        """The maximum over all processes of every number, with one message for each group; no number is negative.
 
         Args:
-            sizes: A number for each gradient. A name of `among`, all that there may be, which only some processes have
-                is refused in all of them.
+            sizes: Name -> number, for the gradients of this process. A gradient that only some processes have is
+                refused in all of them.
             known: Other numbers, with the same names in every process.
-            among: The same in every process.
+            among: All names that `sizes` may have in any process.
         """
         among = list(among)
         for group, device in self._devices.items():
