@@ -45,7 +45,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_torch_is_imported(place)
     cases = (
         ("a" * 300, "could not be written (File name too long); choose a shorter name"),
         ("file", "a file stands where there should be a folder, so choose another name"),
-        ("link", "runs/link is a link to nowhere, which does not exist; mend it or remove it"),
+        ("link", "runs/link is a link to nowhere, which does not exist; repair it or remove it"),
         ("../x", "'../x' must be the name of one folder in runs/, without slashes and line breaks"),
     )
     for which in ([], ["nanogpt"]):
@@ -87,7 +87,7 @@ def test_a_run_that_began_without_a_network_goes_on_with_its_own_text(place, whi
     assert main(["train", *which[:1], *options, "--name", "run"]) == 0
     shown = capsys.readouterr().out
     first = shown.partition("\n")[0]
-    assert first == "there is no Shakespeare here, so this is the English that Python ships:"
+    assert first == "no Shakespeare is available, so this is the English text that Python ships:"
     assert "python-topics of Python 3." in RunFolder("runs/run").report_file.read_text()
     content = (place / "text.txt").read_bytes()
     monkeypatch.setattr(shakespeare, "SHA256", hashlib.sha256(content).hexdigest())  # now there is a network

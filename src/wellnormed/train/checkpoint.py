@@ -1,7 +1,7 @@
-"""Checkpoints: every rank writes its own parts, in safetensors, and any number of ranks reads them.
+"""Checkpoints: every rank writes its parts, in safetensors, and any number of ranks reads them.
 
-All ranks see one folder, on a disk that they share. A checkpoint counts once its manifest is there, with the checksum
-of every file, which the first rank writes last.
+All ranks see one folder, on a shared disk. A checkpoint counts once its manifest exists, which the first rank writes
+last, with the checksum of every file.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from wellnormed.train.run_folder import METRICS
 
 
 def require_torch(ranks: int) -> None:
-    """Refuse a torch that cannot write checkpoints of many ranks as safetensors; one alone needs none of it."""
+    """Refuse a torch that cannot write checkpoints of many ranks as safetensors; a single rank does not need it."""
     if ranks == 1:
         return
     writer = getattr(dcp, "HuggingFaceStorageWriter", None)
@@ -40,13 +40,13 @@ def require_torch(ranks: int) -> None:
 def save_parts(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any], metrics: bytes, ranks: Ranks) -> None:
     """Write tensors, plain ones or `DTensor`s, facts that JSON can hold, and rows of metrics; a collective call.
 
-    An `OSError` on any rank, such as of a full disk, is raised on all, and the checkpoint does not count: it does with
-    its manifest, which the first rank writes once all have written their parts.
+    An `OSError` on any rank, such as for a full disk, is raised on all, and the checkpoint does not count: the first
+    rank writes its manifest only after all have written their parts.
     """
     parts = folder / PARTS
 
     def begin() -> None:
-        if folder.exists():  # what a killed run left
+        if folder.exists():  # leftovers of a killed run
             shutil.rmtree(folder)
         with writing(parts):
             parts.mkdir(parents=True)
@@ -77,8 +77,8 @@ def load_parts(
 ) -> tuple[dict[str, Any], bytes]:
     """Read a checkpoint into these tensors, in place, and return its facts and its metrics; a collective call.
 
-    A file that is missing or damaged, facts that are not as expected, and a checkpoint of another model or optimizer
-    are a `ValueError` on all ranks.
+    A missing or damaged file, facts that differ from those expected, and a checkpoint of another model or optimizer are
+    a `ValueError` on all ranks.
     """
     facts = require_parts(folder / PARTS, _sums(folder / PARTS, ranks), remedy)
     metrics = ranks.together(lambda: read_bytes(folder / METRICS, remedy))
@@ -108,8 +108,8 @@ def load_parts(
 
 
 def _sums(parts: Path, ranks: Ranks) -> dict[str, str]:
-    """The checksum of every file, each read by one rank."""
-    ranks.gather(None)  # all have written theirs
+    """The checksum of every file, each computed by one rank."""
+    ranks.gather(None)  # wait until all have written their files
     files = sorted(parts.glob("*.safetensors"))
 
     def sums_here() -> dict[str, str]:
@@ -120,7 +120,7 @@ def _sums(parts: Path, ranks: Ranks) -> dict[str, str]:
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """One sentence where many ranks fail."""
+    """Raise one `OSError` with one sentence where torch collects the errors of many ranks."""
     try:
         yield
     except CheckpointException as error:

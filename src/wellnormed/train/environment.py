@@ -18,7 +18,7 @@ PACKAGES = ("wellnormed", "torch", "numpy", "safetensors")
 
 
 def record_environment(path: Path, device: torch.device, start: int) -> None:
-    """Add this session, which begins after the step `start`, to those in the file."""
+    """Append this session, which begins after the step `start`, to the sessions in the file."""
     sessions = []
     if path.exists():
         sessions = read_json(path, "remove it, for the run does not need it", sealed=True)["sessions"]
@@ -84,7 +84,7 @@ def _cpu() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree that this package is run from, if it is one."""
+    """The commit of the source tree that this package runs from; None if it is installed."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None

@@ -1,4 +1,4 @@
-"""Text that a trained model writes."""
+"""Sampling of text from a trained model."""
 
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from wellnormed.models.files import Model, read_config
 def sample(
     model: Model, prompt: Tensor, count: int, generator: torch.Generator | None = None, temperature: float = 1.0
 ) -> Tensor:
-    """A prompt of at least one token (int64) and `count` more; the model sees the last `config.length` tokens.
+    """Continue a prompt of at least one token (int64) by `count` tokens; the model sees the last `config.length`.
 
-    The captured program, which a certificate is of, runs at its own length; a shorter prompt stands at the
-    beginning, since no token sees those behind it. The generator, on the CPU, decides the draws. The temperature
+    The captured program, which a certificate is about, runs at its full length; a shorter prompt is padded at the end,
+    which is allowed since no token sees later ones. The generator, on the CPU, decides the draws. The temperature
     divides the logits; 0 takes the likeliest token.
     """
     if len(prompt) == 0:
@@ -44,5 +44,5 @@ def tokenizer_of_folder(folder: str | Path) -> Tokenizer:
     """The tokenizer of a run's model; a `ValueError` for an exported model, whose folder has none."""
     text = read_config(folder).get("text")
     if text is None:
-        raise ValueError(f"{folder} is an exported model, of whose tokens nobody knows the characters; sample its run")
+        raise ValueError(f"{folder} is an exported model, which does not store its characters; sample its run")
     return tokenizer_of(text.get("tokenizer", "characters"), text.get("symbols"))

@@ -22,7 +22,7 @@ from wellnormed.train.report import facts, write_report
 from wellnormed.train.run_folder import RunFolder
 
 OF_THE_LAST = ("proved_norm_over_cap", "largest_entry", "largest_logit")
-"""The entries, beside losses, that the results of a run take from the last row of its metrics."""
+"""The entries, besides losses, that the results of a run copy from the last row of its metrics."""
 
 
 def evaluated(task: LanguageTask) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def evaluated(task: LanguageTask) -> dict[str, Any]:
 
 
 def certificate_of(model: Model, attack_steps: int, task: LanguageTask) -> Certificate | str:
-    """The certificate, or the sentence that says why there is none."""
+    """The certificate, or the reason why there is none, as a sentence."""
     try:
         return certify_model(model, attack_steps, task.generators["lower bound"])
     except UncertifiableError as error:
@@ -76,7 +76,7 @@ def finish(task: LanguageTask, run: RunFolder, console: Console) -> None:
     @task.requests.at_once()
     def end() -> None:
         model = task.copy(weights)
-        last = run.read_metrics()[-1]  # of the last step, after which the model was evaluated
+        last = run.read_metrics()[-1]  # the row of the last step, with the evaluation
         results = {
             "steps": task.step,
             "training_tokens": task.step * config.batch * config.model.length,
@@ -104,7 +104,7 @@ def finish(task: LanguageTask, run: RunFolder, console: Console) -> None:
 
 
 def _written(model: Model, task: LanguageTask) -> str:
-    """A text of the model's own; nothing where this machine lacks the tokenizer."""
+    """A text sampled from the model; empty if this machine lacks the tokenizer."""
     try:
         tokenizer = task.corpus.require_tokenizer()
     except ValueError:
@@ -118,7 +118,7 @@ def _written(model: Model, task: LanguageTask) -> str:
 def certify_model(
     model: torch.nn.Module, attack_steps: int, generator: torch.Generator, example: Any = None
 ) -> Certificate:
-    """The certificate of a model, with the gain that a search of so many steps met (0: no search).
+    """The certificate of a model, with the largest gain found by a search of `attack_steps` steps (0: no search).
 
     The radius is 1, or the RMS of the model's largest embedding vector if that is larger.
     """

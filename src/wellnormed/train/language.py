@@ -28,24 +28,24 @@ from wellnormed.train.setup import built, named_generators
 from wellnormed.train.task import DivergedError, Schedule, Task
 
 TOKENS_AT_ONCE = 8192
-"""Enough to keep a machine busy, little enough for the memory of a small one."""
+"""The tokens that an evaluation computes at once: enough to keep a machine busy, and few enough for a small memory."""
 VALIDATION_WINDOWS = 128
-"""Windows of the validation split that a checkpoint evaluates, unless the config says how many tokens."""
+"""Windows of the validation split that a checkpoint evaluates, unless the config states a number of tokens."""
 
 
 class LanguageTask(Task[Model]):
-    """Next tokens of the windows of a stream, for a model of integers `(B, T)` to logits `(B, T, V)`.
+    """Prediction of next tokens in the windows of a stream, by a model from integers `(B, T)` to logits `(B, T, V)`.
 
-    The model is the same on every rank: a copy of it, or parts of its weights, as the config says. Its state is
-    `state`, from which any number of ranks goes on.
+    Every rank has a copy of the model, or parts of its weights, as the config states. Any number of ranks can continue
+    from its `state`.
 
     Args:
-        config: The run. The vocabulary of its model must hold that of the corpus.
-        corpus: The tokens, and how they became tokens.
-        ranks: The processes. One that is alone is a group of one.
-        optimizer_of: It makes the optimizer and the constraints from the model, the config and the group of processes
-            that hold copies of the weights, if there is one.
-        schedule: It makes the scheduler of the learning rates; by default the one of the config.
+        config: The config of the run. The vocabulary of its model must contain that of the corpus.
+        corpus: The tokens and their tokenizer.
+        ranks: The processes of the run.
+        optimizer_of: Makes the optimizer and the constraints from the model, the config and the group of processes with
+            copies of the weights, if there is one.
+        schedule: Makes the scheduler of the learning rates; by default that of the config.
     """
 
     config_type: ClassVar[type[TrainConfig]] = TrainConfig
@@ -76,7 +76,7 @@ class LanguageTask(Task[Model]):
                 f"{config.model.length} and its target; use a longer text or a smaller --model.length"
             )
         read = corpus.validation.read(0, self.validation_tokens)
-        corpus.validation.check(read[None], [0])  # now, and not after hours of training
+        corpus.validation.check(read[None], [0])  # checked before hours of training
         prepared = None if type(self).prepared is LanguageTask.prepared else self.prepared
         model, self.runner, group = built(config, self.generators["initial weights"], ranks, prepared)
         optimizer, held_by = (optimizer_of or build_optimizer)(model, config, group)
@@ -88,7 +88,7 @@ class LanguageTask(Task[Model]):
         optimizer.register_step_post_hook(lambda *_: self._clock(begin=False))
 
     def prepared(self, model: Model) -> Model:
-        """The module that is trained in place of this model with its first weights; for subclasses."""
+        """The module to train instead of this freshly initialised model; subclasses override it."""
         return model
 
     def batch_loss(self) -> Tensor:
@@ -97,7 +97,7 @@ class LanguageTask(Task[Model]):
 
     def advance(self) -> float:
         """One step of all ranks; see `Task.advance`."""
-        # what a model draws depends on the step alone, so that a run goes on as if it had never stopped
+        # a model's random draws depend on the step alone, so that a run continues as if it had never stopped
         place = (self.config.seed * self.steps + self.step) * self.ranks.world + self.ranks.rank
         torch.manual_seed(place % 2**64)  # torch takes no larger seeds
         for group in self.optimizer.param_groups:
@@ -109,7 +109,7 @@ class LanguageTask(Task[Model]):
             raise DivergedError(self.ranks.gather(str(error))[0]) from error
 
     def backward(self) -> float:
-        """The gradient of the mean over all ranks' windows, of which so many are computed at once."""
+        """Compute the gradient of the mean over all ranks' windows, accumulated over micro-batches."""
         self.optimizer.zero_grad()
         windows = next(self.stream)
         parts = windows.split(self.config.micro_batch or len(windows))
@@ -132,7 +132,7 @@ class LanguageTask(Task[Model]):
         return loss / self.ranks.world
 
     def _sending(self, last: bool) -> AbstractContextManager[Any]:
-        """Gradients are averaged over the ranks with those of the last part, not before."""
+        """A context in which gradients are averaged over the ranks only if it is that of the last micro-batch."""
         if self.ranks.world == 1:
             return nullcontext()
         if isinstance(self.runner, nn.parallel.DistributedDataParallel):
@@ -146,7 +146,7 @@ class LanguageTask(Task[Model]):
         return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """The model's answer, in the precision of the run; "auto" is float32 for a task without a run."""
+        """The model's logits, in the precision of the run; "auto" is float32 for a task without a run."""
         half = self.config.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
             return self.runner(tokens)
@@ -161,17 +161,17 @@ class LanguageTask(Task[Model]):
         return min(len(self.corpus.validation), self.config.validation_tokens or sys.maxsize)
 
     def _validation_starts(self, count: int) -> Tensor:
-        """The places of `count` windows, spread evenly over the validation tokens; without a gap if they are all."""
+        """The starts of `count` windows, spread evenly over the validation tokens."""
         length = self.config.model.length
         return torch.arange(count) * ((self.validation_tokens - 1) // length) // count * length
 
     @torch.no_grad()
     def evaluate(self, last: bool = False) -> dict[str, float]:
-        """Loss and accuracy on the validation tokens, every one but the first predicted once; a collective call.
+        """Loss and accuracy on the validation tokens, each but the first predicted once; a collective call.
 
-        A config without `validation_tokens` means the whole split, whose last window is shorter, if this is the `last`
-        evaluation of a run, and 128 windows spread over it before. Bits a byte of text as well, if the tokenizer can be
-        had.
+        If the config has no `validation_tokens`, the `last` evaluation of a run takes the whole split, whose last
+        window is shorter, and earlier ones take 128 windows spread over it. If the tokenizer is available, the result
+        has the bits per byte of text as well.
         """
         length, tokens, world = self.config.model.length, self.corpus.validation, self.ranks.world
         whole, predicted = self.config.validation_tokens is None, self.validation_tokens - 1
@@ -197,7 +197,7 @@ class LanguageTask(Task[Model]):
             first = (number * world + self.ranks.rank) * at_once
             here = starts[first : first + at_once]
             add([tokens.read(start, length + 1) for start in here or starts[:1]], len(here))
-        if last and whole and (rest := predicted - count * length):  # of the first rank's, though all call the model
+        if last and whole and (rest := predicted - count * length):  # all call the model; the first rank counts
             add([tokens.read(count * length, rest + 1)], int(self.ranks.first))
         self.model.train()
         loss, correct, seen, text = self.ranks.sum(loss, correct, seen, text)
@@ -208,14 +208,14 @@ class LanguageTask(Task[Model]):
 
     @cached_property
     def _token_bytes(self) -> Tensor | None:
-        """The length of every token; None, so that losses are in nats alone, if a rank lacks the tokenizer."""
+        """The number of bytes of every token; None if a rank lacks the tokenizer."""
         lengths: Tensor | None = None
         with suppress(ValueError):
             lengths = torch.from_numpy(self.corpus.require_tokenizer().token_bytes)
         return lengths if all(self.ranks.gather(lengths is not None)) else None
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Every tensor that the next step depends on, whole or in parts, and what else it depends on."""
+        """All tensors that the next step depends on, whole or in parts, and all other facts that it depends on."""
         weights, moments = self._content()
         tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
         for name, entries in moments.items():
@@ -233,7 +233,7 @@ class LanguageTask(Task[Model]):
         }
 
     def restore_state(self, read: Callable[[dict[str, Tensor]], dict[str, Any]]) -> None:
-        """Continue from a `state`, whose tensors `read` fills in and whose other part it returns."""
+        """Continue from a `state`: `read` fills its tensors in place, and returns its facts."""
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
         tensors, _ = self.state()
@@ -262,12 +262,12 @@ class LanguageTask(Task[Model]):
             group["lr"] = rate
         self.step = facts["step"]
         if isinstance(self.runner, nn.parallel.DistributedDataParallel):
-            # DDP adds gradients in another order from its second step on, which this is not to be the first of
+            # DDP adds gradients in another order in its first step, so this one is thrown away
             self._loss(torch.zeros(1, self.config.model.length + 1, dtype=torch.long)).backward()
             self.model.zero_grad()
 
     def _content(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Weights, and the optimizer's tensors by the names of weights, as torch names them on any number of ranks."""
+        """Weights, and the optimizer's tensors by the names of weights, which do not depend on the number of ranks."""
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
         weights, content = get_state_dict(self.model, self.optimizer)
@@ -302,9 +302,9 @@ class LanguageTask(Task[Model]):
         return model.eval()
 
     def observe(self) -> dict[str, float]:
-        """The largest entries and attention logits on spread validation windows, as `observed` names them.
+        """The largest entries and attention logits on validation windows, by the names of `observed`.
 
-        As many windows as a step has, whatever the number of ranks, each of which looks at its part; a collective call.
+        There are as many windows as in a step, shared among the ranks; a collective call.
         """
         share = self.config.batch // self.ranks.world
         starts = self._validation_starts(self.config.batch)[self.ranks.rank * share :][:share]
@@ -335,5 +335,5 @@ OptimizerOf = Callable[[Model, TrainConfig, Any], tuple[torch.optim.Optimizer, c
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    """The part of a scheduler's state that JSON holds; its functions come from the schedule again."""
+    """The part of a scheduler's state that JSON can hold; the schedule makes its functions again."""
     return {key: value for key, value in sorted(state.items()) if isinstance(value, int | float | str | list | None)}

@@ -1,4 +1,4 @@
-"""The right to write a run folder: a new one, and by one process at a time. Free of torch."""
+"""Checks and a lock for run folders: a folder is new, and one process at a time writes it. Free of torch."""
 
 import os
 import shlex
@@ -16,9 +16,9 @@ LOCK, HOLDER = ".lock", ".holder"
 
 
 def require_new(folder: Path) -> None:
-    """Refuse a folder that cannot be made, or holds more than a run that was killed before it began has left there.
+    """Refuse a folder that cannot be made or is not empty, apart from leftovers of a run that was killed at its start.
 
-    The disk stays as it is. Without torch, so that the command can say so at once.
+    Nothing on the disk changes.
     """
     require_possible(folder)
     if (folder / "config.json").exists():
@@ -29,7 +29,7 @@ def require_new(folder: Path) -> None:
 
 
 def resume_command(folder: Path, module: str = "wellnormed.cli") -> str:
-    """The command line that continues a run in this folder, by the command in `module` and as many processes as now."""
+    """The command line that continues a run in this folder, by the command in `module` and on as many processes."""
     start = "wellnormed" if module == "wellnormed.cli" else f"python -m {module}"
     if os.environ.get("WORLD_SIZE", "1") != "1":
         ranks, nodes = (os.environ.get(name, "1") for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
@@ -40,11 +40,11 @@ def resume_command(folder: Path, module: str = "wellnormed.cli") -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Be the only writer of a folder, which is made if needed. Readers take no lock.
+    """Lock a folder for one writer; it is made if needed. Readers take no lock.
 
-    The file `.holder` names the writer while there is one. The content that a killed process left there means nothing:
-    the lock of `.lock` alone decides, which falls when its process ends, however it ends. A second writer is refused
-    with the first one's process id, host and starting time.
+    The lock on `.lock` decides; the system releases it when its process ends in any way. The file `.holder` describes
+    the writer, but the content that a killed process leaves there has no effect. A second writer is refused with the
+    process id, host and starting time of the first.
     """
     is_there(folder)
     with writing(folder / LOCK):

@@ -1,4 +1,4 @@
-"""The training loop, on one process or on those that `torchrun` started, from a config to a folder with proofs."""
+"""The training loop, on one process or on those of `torchrun`: from a config to a run folder with proofs."""
 
 import hashlib
 import resource
@@ -21,7 +21,7 @@ from wellnormed.train.environment import record_environment, threads
 from wellnormed.train.finish import evaluated, finish, show_finished
 from wellnormed.train.language import LanguageTask
 from wellnormed.train.lock import locked, require_new
-from wellnormed.train.progress import progress_display, show_note
+from wellnormed.train.progress import progress_display
 from wellnormed.train.ranks import Ranks, joined
 from wellnormed.train.run_folder import RunFolder, explained, memory_explained
 from wellnormed.train.setup import with_precision, with_vocabulary
@@ -38,14 +38,14 @@ def train(
     schedule: Schedule | None = None,
     task_of: type[LanguageTask] = LanguageTask,
 ) -> RunFolder:
-    """Train a model, and leave everything about it in a run folder, which must be new or empty.
+    """Train a model, and write all about it to a run folder, which must be new or empty.
 
-    `schedule` makes a scheduler of torch from the optimizer, which moves its learning rates after every step; by
-    default they fall as the config says.
+    `schedule` makes a scheduler of torch from the optimizer, which sets its learning rates after every step; by default
+    they follow the config. `task_of` is the class of the task.
 
-    Under `torchrun` every rank calls this, and all see one folder. The first writes and speaks. An error on any rank is
-    raised on all, with one sentence; the last complete checkpoint stays. A setting, data or folder that is refused, and
-    a loss or gradient that is not finite, is a `ValueError`. `task_of` makes what is trained.
+    Under `torchrun` every rank calls this, and all see one folder. The first rank writes files and prints. An error on
+    any rank is raised on all, with one sentence; the last complete checkpoint stays. Invalid settings, data or folders,
+    and a loss or gradient that is not finite, are a `ValueError`.
     """
     run = RunFolder(folder, task_of.command)
     with joined(config.device) as ranks, threads(config.threads), ExitStack() as stack:
@@ -70,7 +70,7 @@ def train(
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings with those inside them, by their names as options."""
+    """Settings and nested settings, by their names as options."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
@@ -78,7 +78,7 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _read(data: str, source: str, ranks: Ranks) -> tuple[Corpus, dict[str, str]]:
-    """The data, the same on all ranks, and what a run that goes on must read again: all of it is hashed, once."""
+    """The data, which must be the same on all ranks, and the facts that identify it; all of it is hashed once."""
 
     def read() -> tuple[Corpus, list[str]]:
         corpus = load_corpus(data, source)
@@ -113,15 +113,15 @@ def resume(
 ) -> RunFolder:
     """Continue a run from its newest checkpoint, on any number of ranks.
 
-    On the same number the weights end bit for bit as if it had never stopped; on another number, gradients are added in
-    another order. A finished run is left as it is. A file that is missing, damaged or not the run's own is a
-    `ValueError`.
+    On the same number of ranks the final weights are bit for bit those of a run that never stopped; on another number,
+    gradients are added in another order. A finished run is left as it is. A file that is missing, damaged, or of
+    another run is a `ValueError`.
     """
     run = RunFolder(folder, task_of.command)
     try:
         device, count = (config := run.read_config(task_of.config_type)[0]).device, config.threads
     except ValueError:
-        device, count = "auto", None  # all ranks say so together
+        device, count = "auto", None  # all ranks refuse it together below
     with joined(device) as ranks, threads(count), ExitStack() as stack:
         task = _resumed(run, ranks, stack, task_of, schedule)
         if task is None:
@@ -143,18 +143,18 @@ def _resumed(
         stack.enter_context(locked(run.path))
         run.remove_leftovers()
         if (problem := run.unfinished()) is not None:
-            run.manifest_file.unlink(missing_ok=True)  # of an end that is damaged, and is made again
+            run.manifest_file.unlink(missing_ok=True)  # the damaged results are written again
         return problem
 
     if not any(ranks.gather(ranks.by_first(begin))):
         return None
-    # where "auto" might find another text today
+    # since "auto" might find another text today
     source = config.source if Path(config.source).is_file() else described["source"]
     try:
         corpus, identity = _read(config.data, source, ranks)
     except ValueError as error:
         raise ValueError(
-            f"the run's own text ({described['source']}) cannot be had: {error}; a relative path is looked for "
+            f"the run's text ({described['source']}) is not available: {error}; a relative path is looked for "
             "in the present folder"
         ) from error
     for name, now in identity.items():
@@ -177,7 +177,7 @@ def _resumed(
         task.restore_state(read)
         if task.step == config.steps and config.certify != "no":
             with task.evaluating():
-                task.require_caps()  # no step comes before the results, which say what was proved of these weights
+                task.require_caps()  # no further step proves them, and the results state the proof
     ranks.by_first(lambda: write_atomically(run.metrics_file, metrics))
     return task
 
@@ -195,7 +195,8 @@ def _run(task: LanguageTask, run: RunFolder, console: Console) -> None:
     many += "".join(f"; {note}" for note in task.notes)
     start = f", from step {task.step}" if task.step else ""
     units = "characters" if task.corpus.symbols else "tokens"
-    show_note(task.corpus.note, console)
+    if task.corpus.note:
+        console.print(task.corpus.note, highlight=False, markup=False, soft_wrap=True)
     console.print(
         f"data {task.corpus.name}, {len(task.corpus.train):,} {units}; {parameters:,} parameters; {kept}; run folder "
         f"{run.path}{many}{start}",
@@ -249,7 +250,7 @@ def _steps(task: LanguageTask, run: RunFolder, console: Console) -> None:
         save_parts(folder, tensors, facts | run.expected_of(folder), metrics, ranks)
         ranks.by_first(run.remove_leftovers)
 
-    task.timed, rate = True, task.learning_rate()  # of the next step
+    task.timed, rate = True, task.learning_rate()  # the rate of the next step
     with progress_display(console, task.step, config.steps, config.checkpoint_every) as show:
         fit(task, watch)
 

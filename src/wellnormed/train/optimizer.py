@@ -1,4 +1,4 @@
-"""The optimizer of a run, and which constraint and which learning rate every weight gets."""
+"""The optimizer of a run, with the constraint and the learning rate of every weight."""
 
 from collections.abc import Callable
 from functools import partial
@@ -49,7 +49,7 @@ def weight_roles(model: GPT) -> dict[str, str]:
 
 
 def weight_constraints(model: Model, config: TrainConfig) -> dict[str, Constraint]:
-    """Name of every weight that is kept in bounds -> what keeps it there."""
+    """Name of every constrained weight -> its constraint."""
     own = constraints_of(model)
     if isinstance(model, PotentialGPT):
         return own | {"head.weight": constraints.HardCap(config.head_cap)}
@@ -61,7 +61,7 @@ def weight_constraints(model: Model, config: TrainConfig) -> dict[str, Constrain
 
 
 def rate_factors(model: Model, config: TrainConfig) -> dict[str, float]:
-    """Name of a parameter -> what its learning rate is multiplied by, where that is not 1."""
+    """Name of a parameter -> the factor on its learning rate, where that is not 1."""
     if isinstance(model, PotentialGPT):
         hidden = [f"layers.{name}.bias" for name, m in model.layers.named_children() if isinstance(m, ConvexPotential)]
         return dict.fromkeys(hidden, config.bias_rate) | {
@@ -72,7 +72,7 @@ def rate_factors(model: Model, config: TrainConfig) -> dict[str, float]:
     assert isinstance(model, GPT)
     roles = weight_roles(model)
     factors = {name: config.bias_rate for name, _ in model.named_parameters() if name not in roles}
-    if model.head.bias is not None:  # it stands before the logit scale, and would move that much faster
+    if model.head.bias is not None:  # the logit scale multiplies it, so it would move that much faster
         factors["head.bias"] = config.bias_rate / model.config.logit_scale
     own = {"embedding": config.embedding_rate, "head": config.head_rate}
     return factors | {name: own[role] for name, role in roles.items() if role in own}
@@ -106,5 +106,5 @@ def build_optimizer(
     if not isinstance(model, PotentialGPT) and (config.constraint == "none" or not isinstance(model, GPT)):
         return moved, None
     norms = optimizer.assignment if isinstance(optimizer, Scion) else assign_norms(model, recipe="modular")
-    # what a constraint has written keeps its promise, and a checkpoint has checksums: proofs are for what is published
+    # without proofs at every step: constraints keep their caps, checkpoints have checksums, and results are proved
     return moved, constrain(optimizer, weight_constraints(model, config), norms, prove=False)

@@ -1,4 +1,4 @@
-"""Runs by name, from which the options of the command start; free of torch."""
+"""Presets of runs, which set the defaults of the command's options; free of torch."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -12,11 +12,11 @@ _ASKED = TrainConfig(
     model=PotentialConfig(), lipschitz=10.0, learning_rate=0.01, embedding_rate=2.0, bias_rate=0.1, threads=2
 )
 PRESETS: dict[str, TrainConfig] = {
-    # Everything before the head is 1-Lipschitz by form, but for a share of attention that reads the content.
+    # The form of everything before the head makes it 1-Lipschitz, except for a share of attention that reads content.
     "cpu": _ASKED,
-    # The same without that attention: what is read of the past depends on the position alone.
+    # The same without that attention: averages of the past depend on positions alone.
     "positions": replace(_ASKED, model=PotentialConfig(attention_blocks=0)),
-    # LT's architecture: one wide block, small caps where the loss does not need more.
+    # LT's architecture: one wide block, with small caps where the loss allows them.
     "caps": TrainConfig(
         model=GPTConfig(blocks=1, heads=8, expansion=16, residual_strength=0.85, sharpness=4.0),
         caps=Caps(query=0.2, key=0.2, output=1.3, head=0.4),
@@ -58,7 +58,7 @@ TOKEN_WIDTHS: dict[Size, int] = {"1m": 16, "10m": 32}
 
 
 def token_preset(size: Size = "1m", variant: Variant = "lipschitz") -> TrainConfig:
-    """The run of a size and a model, from which the command's other options start.
+    """The config of a size and a variant, which sets the defaults of the command's other options.
 
     `lipschitz` is LT's transformer with enforced norms (section 4.4). `potential` is the model whose blocks are
     1-Lipschitz by form, with as many parameters in them as the others, in a stream that is twice as wide. `nanogpt` is

@@ -9,12 +9,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 
-def show_note(note: str, console: Console) -> None:
-    """Print why it is this text that a run reads, where that may surprise."""
-    if note:
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
-
-
 @contextmanager
 def progress_display(
     console: Console, first: int, steps: int, line_every: int, what: str = "step"

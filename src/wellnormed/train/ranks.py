@@ -17,24 +17,23 @@ from wellnormed.train.stopping import Stopped
 
 T = TypeVar("T")
 PATIENCE = timedelta(minutes=10)
-"""The time for which a rank waits for the others in a step: more than compiling or a checkpoint keeps one of them
-longer."""
+"""The time for which a rank waits for the others in a step, more than compiling or a checkpoint can delay one."""
 SAME_START = "start all ranks with the same command, the same packages and the same files"
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of the run: its number, how many there are, and where it computes."""
+    """This process of a run: its number, the number of processes, and its device."""
 
     rank: int
     world: int
     device: torch.device
     patient: Any = None
-    """A group of the same processes that waits for days; see `by_first`. None for a process that is alone."""
+    """A group of the same processes with a timeout of days; see `together`. None for a single process."""
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes files and speaks."""
+        """Whether this is the rank that writes files and prints."""
         return self.rank == 0
 
     def gather(self, value: T, patiently: bool = False) -> list[T]:
@@ -56,7 +55,7 @@ class Ranks:
         """Do the work on every rank.
 
         An error on any rank, or `Stopped`, is raised on all, with the same sentence, so that none waits for another.
-        `patiently` is for work that may take one of them hours.
+        `patiently` is for work that may take a rank hours.
         """
         results: list[T] = []
         problem: BaseException | None = None
@@ -80,7 +79,7 @@ class Ranks:
         return self.together(lambda: work() if self.first else None, patiently)
 
     def require_equal(self, what: str, facts: Mapping[str, Any], remedy: str = SAME_START) -> None:
-        """Refuse ranks that differ in some fact, naming the first that does, and the fact."""
+        """Refuse ranks that differ in a fact; the message names the first such rank and the fact."""
         for rank, there in enumerate(values := self.gather(dict(facts))):
             for name, expected in values[0].items():
                 if there.get(name) != expected:
@@ -94,8 +93,8 @@ class Ranks:
 def joined(device: str) -> Iterator[Ranks]:
     """Join the processes that `torchrun` started, with NCCL on GPUs and gloo elsewhere; leave them at the end.
 
-    A default group that exists already is taken, and stays. `device` is "cpu", "cuda" or "auto", a GPU if there is one.
-    A missing GPU, and ranks with other versions of packages, are each a `ValueError`.
+    An existing default group is used and kept. `device` is "cpu", "cuda" or "auto", a GPU if there is one. A missing
+    GPU and ranks with different versions of packages are each a `ValueError`.
     """
     place = device_of(device)
     if place.type == "cuda":
@@ -114,5 +113,5 @@ def joined(device: str) -> Iterator[Ranks]:
         ranks.require_equal("version of a package", versions())
         yield ranks
     finally:
-        gc.collect()  # what still holds a group would end its threads too late, and abort the process
+        gc.collect()  # objects that still hold a group would end its threads too late, and abort the process
         dist.destroy_process_group(None if began_here else patient)

@@ -47,9 +47,9 @@ BLUE, ORANGE, GREY = "#2458a6", "#c8641b", "#8a94a6"
 
 
 def write_report(folder: str | Path) -> Path:
-    """Draw `report.html` from what a run folder or exported model holds, and return its path.
+    """Draw `report.html` from the files of a run folder or exported model, and return its path.
 
-    The report says which files the folder lacks; a damaged file is a `ValueError`.
+    Sections whose file is missing say so; a damaged file is a `ValueError`.
     """
     run = RunFolder(folder)
     config = read_config(run.path)
@@ -100,7 +100,7 @@ def _state(run: RunFolder, config: dict[str, Any], metrics: list[dict[str, Any]]
 
 
 def _about(config: dict[str, Any], environment: dict[str, Any] | None) -> str:
-    """A sentence on the run: its model, its text, when it was begun and by which version."""
+    """A sentence on the run: its model, its text, its start and version."""
     model, train, text = config["model"], config.get("train", {}), config.get("text", {})
     words = [KINDS.get(model["architecture"], f"A model of the architecture {model['architecture']}")]
     if "source" in text:
@@ -122,7 +122,7 @@ def _facts_so_far(metrics: list[dict[str, Any]]) -> list[tuple[str, str]]:
 def facts(
     config: dict[str, Any], results: dict[str, Any] | None, certificate: Certificate | None
 ) -> list[tuple[str, str]]:
-    """The figures of a run, each with what it is, as far as they are known."""
+    """The known figures of a run, each with its description."""
     figures = []
     asked = config.get("train", {}).get("lipschitz")
     if results:
@@ -160,7 +160,7 @@ def _axes(title: str, x: str, y: str) -> tuple[Figure, Any]:
 
 
 def _with_legend(figure: Figure) -> Figure:
-    """The figure with a legend below it, where it hides no curve."""
+    """The figure with a legend below it, so that it hides no curve."""
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     return figure
 
@@ -238,7 +238,7 @@ def _growth_figure(certificate: Certificate) -> Figure:
 
 
 def _budget_figure(certificate: Certificate) -> Figure:
-    """What every layer multiplies the constant by, from the first one on; layers of a list count one by one."""
+    """The factor of every layer in the constant, from the first one on; each layer of a list has its own bar."""
     figure, axes = _axes("Where the constant goes", "log10 of a layer's factor; all add up to that of L", "")
     parts: dict[str, float] = {}
     for row, factor in reversed(factors(certificate.rows)):
@@ -260,7 +260,7 @@ def _svg(figure: Figure) -> str:
 
 
 def _prose(text: str) -> str:
-    """A paragraph of plain text, in which names stand between backticks; nothing of nothing."""
+    """A paragraph of plain text with names in backticks; an empty text gives none."""
     marked = re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(text))
     return text and f"<p>{marked}</p>"
 
@@ -298,7 +298,7 @@ def _certificate_table(certificate: Certificate) -> str:
 
 
 def _formats(run: RunFolder, certificate: Certificate, results: dict[str, Any]) -> str:
-    """A table of the largest entries of results, weights and logits, proved and seen, and of formats that hold them."""
+    """A table of the largest entries of results, weights and logits, proved and seen, with formats that hold them."""
     _, files = read_files(run.path, f"{run.resume_command} writes it again", only=WEIGHTS)
     weights = read_tensors(files[WEIGHTS], str(run.weights_file))
     seen = results["observed"] | {name: float(x.abs().max()) for name, x in weights.items() if x.numel()}

@@ -1,8 +1,8 @@
-"""A run on disk: config, environment, metrics, checkpoints, results. Survives `kill -9`; no pickle.
+"""A run on disk: config, environment, metrics, checkpoints, results. It survives `kill -9`, and has no pickles.
 
-Nothing here is trusted unread: JSON objects state their own digest, and a folder of tensors counts once its manifest of
-checksums is there, which is written last. Every file appears whole, by one rename; only metrics.jsonl grows in place,
-and a checkpoint holds a copy of it.
+Everything is checked when it is read: JSON objects contain their digest, and a folder of tensors counts once its
+manifest of checksums exists, which is written last. Every file appears whole, by one rename; only metrics.jsonl grows
+in place, and checkpoints have a copy of it.
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ from wellnormed.train.lock import require_new, resume_command
 C = TypeVar("C", bound=TrainConfig)
 METRICS = "metrics.jsonl"
 KEPT = 2
-"""Checkpoints that are kept: the newest may be lost to a bad disk, the one before it is the way back."""
+"""The number of checkpoints that are kept: the older one is for the case that the disk damages the newest."""
 
 
 class RunFolder:
-    """The files of one run in the folder `path`, which `create` makes; what is damaged is a `ValueError`.
+    """The files of one run in the folder `path`, which `create` makes; damaged files are a `ValueError`.
 
-    `module` holds the command that continues it.
+    The command in `module` continues the run.
     """
 
     def __init__(self, path: str | Path, module: str = "wellnormed.cli") -> None:
@@ -49,9 +49,10 @@ class RunFolder:
         self.resume_command = resume_command(self.path, module)
 
     def create(self, config: TrainConfig, text: dict[str, str]) -> None:
-        """Write the config, with which the run begins to exist, beside what the text is.
+        """Write the config with a description of the text; from then on the run exists.
 
-        `text` has its `source`, `tokenizer`, number of `tokens`, `digest` and, of characters, its `symbols`.
+        `text` has the `source`, the `tokenizer`, the number of `tokens`, the `digest` and, for characters, the
+        `symbols`.
         """
         require_new(self.path)
         self.remove_leftovers()
@@ -63,7 +64,7 @@ class RunFolder:
         """The config and the description of the text, refused if missing, damaged, or of another format or kind."""
         if self.path.is_dir() and not self.config_file.exists():
             raise ValueError(
-                f"{self.config_file} is missing: {self.path} is something else than a run, or was killed before "
+                f"{self.config_file} is missing: {self.path} is not a run, or the run was killed before "
                 f"it began; pass the folder of a run, or begin this one with `wellnormed train --name {self.path.name}`"
             )
         content = read_config(self.path)
@@ -73,7 +74,7 @@ class RunFolder:
         return _files.parse_dataclass(kind, settings, str(self.config_file)), content["text"]
 
     def config_sha256(self) -> str:
-        """The digest of the config, which says of a checkpoint whose it is."""
+        """The digest of the config, by which a checkpoint states its run."""
         return config_sha256(read_config(self.path))
 
     def append_metrics(self, row: dict[str, Any]) -> None:
@@ -82,7 +83,7 @@ class RunFolder:
             file.write(json_text(row, sealed=True))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All rows; an unfinished last line, which a kill can leave, is not one. Damage to another line is refused."""
+        """All rows, without an unfinished last line, which a killed run can leave; damage to other lines is refused."""
         if not self.metrics_file.exists():
             return []
         remedy = f"{self.resume_command} writes it again"
@@ -100,11 +101,11 @@ class RunFolder:
         return sorted(manifest.parent for manifest in self.checkpoints.glob(f"step-[0-9]*/{MANIFEST}"))
 
     def expected_of(self, folder: Path) -> dict[str, Any]:
-        """The entries of the manifest of a checkpoint in that folder, if it is this run's."""
+        """The entries that the manifest of this run's checkpoint in a folder must have."""
         return {"step": int(folder.name.removeprefix("step-")), "config_sha256": self.config_sha256()}
 
     def save_results(self, weights: dict[str, Tensor], results: dict[str, Any]) -> None:
-        """Write what a finished run leaves beside its certificate, and last the manifest, with which it is finished."""
+        """Write the results of a finished run, and last the manifest, which makes it a finished run."""
         files: dict[str, bytes | str] = {
             WEIGHTS: tensor_bytes(weights),
             self.metrics_file.name: _files.read_bytes(self.metrics_file, "run again"),
@@ -114,7 +115,7 @@ class RunFolder:
         _files.write_files(self.path, files, {"format": FORMAT, "config_sha256": self.config_sha256()})
 
     def unfinished(self) -> str | None:
-        """The reason why this is no finished run with all its files intact, in words; None if it is one."""
+        """The reason why this is not a finished run with intact files, in words; None if it is one."""
         try:
             _, files = _files.read_files(self.path, "the end of the run is made again")
             results = _files.parse_json(files[self.results_file.name], str(self.results_file), "", sealed=True)
@@ -125,7 +126,7 @@ class RunFolder:
         return None
 
     def remove_leftovers(self) -> None:
-        """Remove old checkpoints and what killed processes left unfinished; only under the lock."""
+        """Remove old checkpoints and unfinished files of killed processes; only under the lock."""
         old = set(self.checkpoints.glob("step-[0-9]*")) - set(self.checkpoint_folders()[-KEPT:])
         for path in (*old, *self.path.glob(".*.[0-9]*.tmp")):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -133,7 +134,7 @@ class RunFolder:
 
 @contextmanager
 def memory_explained() -> Iterator[None]:
-    """Say of a full memory that it is one, and what takes less."""
+    """Raise an error for full memory with a remedy, whichever error torch raises for it."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -149,7 +150,7 @@ def memory_explained() -> Iterator[None]:
 
 @contextmanager
 def explained(run: RunFolder) -> Iterator[None]:
-    """Say of what stops a run what is left of it, and how it goes on."""
+    """Add to any error that stops a run its newest checkpoint and the command that continues it."""
     try:
         yield
     except KeyboardInterrupt as interrupt:

@@ -21,7 +21,7 @@ from wellnormed.train.config import SEED, TrainConfig
 from wellnormed.train.ranks import Ranks
 
 MULTIPLE = 64
-"""Vocabularies of tokens are rounded up to a multiple of it, for which products on GPUs are fast."""
+"""Vocabularies of tokens are rounded up to a multiple of this, which makes products on GPUs fast."""
 
 
 def named_generators(seed: int) -> dict[str, torch.Generator]:
@@ -35,16 +35,16 @@ def named_generators(seed: int) -> dict[str, torch.Generator]:
 def built(
     config: TrainConfig, generator: torch.Generator, ranks: Ranks, prepared: Callable[[Model], Model] | None
 ) -> tuple[Model, nn.Module, Any]:
-    """The model on the ranks, what to call for a loss, and the group that holds copies.
+    """The model on the ranks, the module to call for a loss, and the group of ranks with copies.
 
-    A model whose weights are cut is never whole anywhere, if it has `starts` and nobody wants it `prepared` with its
-    first weights: it is made without values and cut, and then its weights are filled one after the other.
+    A model whose weights are cut is never whole on any rank, if it has `starts` and no `prepared` that reads its first
+    weights: it is made without values and cut, and then its weights are filled one after the other.
     """
     says_starts = hasattr(BUILDERS[type(config.model)], "starts")
     in_parts = ranks.world > 1 and config.parallel == "fsdp" and prepared is None and says_starts
     with torch.device("meta") if in_parts else nullcontext():
         model = build(config.model, None if in_parts else generator)
-    if in_parts and (buffers := [name for name, _ in model.named_buffers()]):  # which `to_empty` leaves with any values
+    if in_parts and (buffers := [name for name, _ in model.named_buffers()]):  # `to_empty` does not fill them
         raise ValueError(
             f"{type(model).__name__} has the buffer {buffers[0]!r}, which `starts` does not fill; compute it in "
             "`forward`, or leave `starts` out so that every process makes the whole model"
@@ -62,8 +62,8 @@ def built(
 def start_in_parts(model: Any, generator: torch.Generator, world: int) -> None:
     """Fill a model that is cut over processes as `start_` fills a whole one; a collective call.
 
-    Every process draws all small weights, one after the other, and keeps its parts. The large ones have owners, of
-    which each fills one at a time.
+    Every process draws all small weights, one after the other, and keeps its parts. Each large weight has an owner,
+    which fills one weight at a time.
     """
     small: set[Tensor] = set()
     jobs: list[tuple[Tensor, Job]] = []
@@ -91,7 +91,7 @@ def _filled(fill: Fill, seed: int, weights: Tensor) -> tuple[Tensor]:
 
 
 def over_ranks(model: Model, config: TrainConfig, ranks: Ranks) -> tuple[nn.Module, Any]:
-    """Spread a model over the ranks; return the module to call for a loss, and the group that holds copies, if any."""
+    """Spread a model over the ranks; return the module to call for a loss, and the group of copies, if there is one."""
     layers = list(blocks(model))
     if config.recompute:
         for block in layers:
@@ -114,13 +114,13 @@ def over_ranks(model: Model, config: TrainConfig, ranks: Ranks) -> tuple[nn.Modu
 
 
 def blocks(model: Model) -> Iterator[nn.Module]:
-    """The layers of a model that are alike and hold most of its weights."""
+    """The repeated layers of a model, which have most of its weights."""
     all_layers: Any = model.blocks if isinstance(model, NanoGPT) else model.layers
     return (layer for layer in all_layers if any(True for _ in layer.parameters()))
 
 
 def with_vocabulary(config: TrainConfig, corpus: Corpus) -> TrainConfig:
-    """The run with a model for the tokens of the data, and some more that never occur; refuses one for others."""
+    """The config with the vocabulary of the data, rounded up for tokens; another stated vocabulary is refused."""
     multiple = MULTIPLE if corpus.symbols is None else 1
     size = -(-corpus.vocabulary // multiple) * multiple
     if (asked := config.model.vocabulary_size) not in (size, type(config.model)().vocabulary_size):
@@ -132,11 +132,11 @@ def with_vocabulary(config: TrainConfig, corpus: Corpus) -> TrainConfig:
 
 
 def with_precision(config: TrainConfig, ranks: Ranks) -> TrainConfig:
-    """The run with the precision that "auto" means on these ranks: bfloat16 only where all multiply it natively."""
+    """The config with "auto" replaced by a precision: bfloat16 only if all ranks multiply it natively."""
     native = all(ranks.gather(multiplies_bfloat16(ranks.device.type)))
     return replace(config, precision="bfloat16" if native else "float32") if config.precision == "auto" else config
 
 
 def _recomputed(forward: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
-    """Activation checkpointing in a function of this package: torch.compile enters none that begins in torch's own."""
+    """Activation checkpointing in a function of this package, since torch.compile skips functions of torch itself."""
     return cast(Tensor, checkpoint(forward, *arguments, use_reentrant=False))

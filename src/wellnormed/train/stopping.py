@@ -1,4 +1,4 @@
-"""Requests for a checkpoint beside the regular ones: by SIGINT, SIGTERM, and the clock. Free of torch."""
+"""Requests for additional checkpoints, by SIGINT, SIGTERM, and the clock. Free of torch."""
 
 import os
 import signal
@@ -11,12 +11,12 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAME = 1.0
-"""Seconds in which signals under `torchrun` count as one: a scheduler sends it to the launcher and to the ranks, and
-the launcher sends its own to the ranks again."""
+"""Seconds in which signals under `torchrun` count as one: a scheduler signals the launcher and the ranks, and the
+launcher then signals the ranks again."""
 
 
 class Stopped(KeyboardInterrupt):
-    """The signal of this number has ended the run."""
+    """A signal with this number has ended the run."""
 
     def __init__(self, number: int) -> None:
         super().__init__("")
@@ -24,14 +24,14 @@ class Stopped(KeyboardInterrupt):
 
 
 class Requests:
-    """The requests that reach a run from outside; a context in which SIGINT and SIGTERM are heard.
+    """The requests to a run from outside; as a context it handles SIGINT and SIGTERM.
 
     The first signal makes `after_step` write a checkpoint and raise `Stopped`; the second ends the process at once, as
-    the system does by default. Nothing is heard outside the main thread, where Python allows no handlers.
+    by default. Outside the main thread signals are not handled, since Python does not allow it.
 
     Args:
-        minutes: After so many since the last checkpoint there is another one; None for no clock.
-        speaks: Whether this process says that it has heard the first signal.
+        minutes: The largest time between checkpoints, in minutes; None sets no limit.
+        speaks: Whether this process prints a line at the first signal.
     """
 
     def __init__(self, minutes: float | None = None, speaks: bool = True) -> None:
@@ -42,18 +42,18 @@ class Requests:
         self._saved = time.monotonic()
         self._before: dict[int, Any] = {}
         self.agreed: Sequence[float] = (0, 0, 0)
-        """The sum of what the processes of the run asked for in this step: see `own`."""
+        """The sums of all processes' requests in this step; see `own`."""
 
     def own(self) -> tuple[float, float, float]:
-        """Whether this process is asked to stop by SIGINT or by SIGTERM, and whether its clock asks for a checkpoint.
+        """Whether SIGINT or SIGTERM has asked this process to stop, and whether its clock asks for a checkpoint.
 
-        A run of many processes adds these up in every step, so that all do the same in the same step.
+        A run of several processes adds these up in every step, so that all act in the same step.
         """
         due = self._minutes is not None and time.monotonic() - self._saved >= 60 * self._minutes
         return float(self._number == signal.SIGINT), float(self._number == signal.SIGTERM), float(due)
 
     def after_step(self, saved: bool, save: Callable[[], None]) -> None:
-        """Save what was asked for in this step, unless it is `saved` already, and then stop if that was asked for."""
+        """Write the checkpoint requested in this step, unless one was `saved` already; then stop if requested."""
         if any(self.agreed) and not saved:
             save()
         if any(self.agreed) or saved:
@@ -64,7 +64,7 @@ class Requests:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Stop at the first signal, also at one that came before: what is done here can be done again."""
+        """In the block, stop at the first signal, also at an earlier one; its work can be repeated."""
         self._at_once = True
         try:
             if self._number is not None:
@@ -95,6 +95,6 @@ class Requests:
                 signal.signal(each, signal.SIG_DFL)
         if self._at_once:
             raise Stopped(number)
-        if self._speaks:  # not by print, which may be what is interrupted
+        if self._speaks:  # without print, which the signal may have interrupted
             what = f"\n{signal.Signals(number).name}: a checkpoint follows after this step, then the run stops; "
             os.write(2, f"{what}a second signal ends it at once\n".encode())

@@ -1,4 +1,4 @@
-"""A training run in memory, of any model: its batches, what moves and holds its weights, and the loop over it."""
+"""A training run in memory, of any model: its batches, optimizer and constraints, and the loop over steps."""
 
 import math
 from abc import ABC, abstractmethod
@@ -28,13 +28,12 @@ class Task(ABC, Generic[M]):
 
     Args:
         model: The module that is trained.
-        optimizer: It moves the weights. The learning rate of every group is the one with which it begins, times
-            `rate_factor`.
-        constraints: They hold the weights after every step; None for no constraint.
-        steps: Steps of the whole run.
-        generator: Source of all draws during training, on the CPU, so that they are the same on every device.
-        schedule: It makes a scheduler of torch, which sets the learning rates after every step; by default one that
-            multiplies those of the optimizer by `rate_factor`.
+        optimizer: The optimizer of its weights, whose learning rates are the initial ones times `rate_factor`.
+        constraints: The constraints on weights after every step; None for no constraint.
+        steps: The number of steps of the whole run.
+        generator: The source of all draws during training, on the CPU, so that they are the same on every device.
+        schedule: Makes a scheduler of torch, which sets the learning rates after every step; by default it multiplies
+            those of the optimizer by `rate_factor`.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Task(ABC, Generic[M]):
                 "that counts steps. ReduceLROnPlateau waits for a metric, which this trainer does not give"
             )
         self.requests = Requests()
-        """The requests that reach the run from outside."""
+        """The requests to the run from outside."""
 
     @abstractmethod
     def batch_loss(self) -> Tensor:
@@ -74,7 +73,7 @@ class Task(ABC, Generic[M]):
         return 1 - step / self.steps
 
     def learning_rate(self) -> float:
-        """The next step's learning rate: of the first group that began at the optimizer's `lr`, else of the first."""
+        """The next step's learning rate in the first group that began at the optimizer's `lr`, else in the first."""
         groups = self.optimizer.param_groups
         own = self.optimizer.defaults.get("lr")
         return float(next((g for g in groups if g["initial_lr"] == own), groups[0])["lr"])
@@ -97,7 +96,7 @@ class Task(ABC, Generic[M]):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """The weights that are evaluated and published: their average, if the optimizer keeps one."""
+        """A context with the weights to evaluate and publish: their average, if the optimizer keeps one."""
         averages = self.optimizer if isinstance(self.optimizer, Averaged) else None
         if averages:
             averages.eval()
@@ -106,7 +105,7 @@ class Task(ABC, Generic[M]):
             averages.train()
 
     def require_caps(self) -> float:
-        """Prove every norm, and return the largest over its cap; one above its cap is a `ValueError`."""
+        """Prove every norm, and return the largest ratio of norm to cap; one above 1 is a `ValueError`."""
         ratios = {} if self.constraints is None else self.constraints.proved_ratios()
         if not ratios:
             return 0.0
@@ -120,7 +119,7 @@ class Task(ABC, Generic[M]):
 
 
 def fit(task: T, watch: Callable[[T, float], bool | None] | None = None) -> None:
-    """Train to the end. `watch` is called after every step, with the loss before it, and ends the run by True."""
+    """Train to the end. `watch`, called after every step with the loss before it, ends the run by returning True."""
     while task.step < task.steps:
         loss = task.advance()
         if watch is not None and watch(task, loss):
