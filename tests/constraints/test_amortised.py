@@ -9,7 +9,7 @@ from torch import nn
 
 import wellnormed as wn
 from tests.constraints.test_constraints import BEAR_ANY_STEP, HardCapByProducts
-from wellnormed.constraints import HardCap, SoftCap, SpectralNormalize, caps
+from wellnormed.constraints import EntryCap, HardCap, SoftCap, SpectralNormalize, caps
 
 CAP = 1.2
 NORMS = {
@@ -173,13 +173,51 @@ def test_a_wait_that_is_no_number_of_steps_is_refused(every, message):
         HardCap(1.0, every=every)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", BEAR_ANY_STEP)
+@pytest.mark.parametrize("norm", ["exact oracle", "per head"])
+def test_weights_with_other_caps_are_one_batch_and_end_as_each_alone_would(kind, norm, dtype, monkeypatch):
+    model, optimizer, constraints = start(kind(CAP), NORMS[norm], dtype=dtype, count=3)
+    constraints.remove()
+    alone = copy.deepcopy((model, optimizer))
+    caps_of = {f"{i}.weight": kind(cap) for i, cap in enumerate((0.5, 0.7, 0.6))}
+    one_by_one = [wn.constrain(alone[1], {name: cap}) for name, cap in caps_of.items()]
+    together, plain = wn.constrain(optimizer, caps_of), kind._projected
+    sizes = []
+    monkeypatch.setattr(kind, "_projected", lambda caps, w, *given: sizes.append(len(w)) or plain(caps, w, *given))
+    for own, its in ((model, optimizer), alone):
+        push(own)
+        its.step()
+    assert sizes == [3, 1, 1, 1]
+    ratios = together.proved_ratios()
+    for (name, p), q, single in zip(model.named_parameters(), alone[0].parameters(), one_by_one, strict=True):
+        assert ratios[name] <= 1
+        assert ratios[name] == pytest.approx(single.proved_ratios()[name], abs=1e-5 if dtype == torch.float32 else 1e-2)
+        torch.testing.assert_close(p, q)
+
+
+def test_caps_of_lengths_and_of_entries_wait():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4))
+    optimizer = wn.Scion(model, lr=0.01, momentum=0.0)
+    constraints = wn.constrain(optimizer, {"0": wn.ColumnCap(1.0, every=4), "1.weight": EntryCap(1.0, every=4)})
+    reaches = [constraints.state_dict()]
+    for _ in range(9):
+        for p in model.parameters():
+            p.grad = -torch.ones_like(p)
+        optimizer.step()
+        assert max(constraints.proved_ratios().values()) <= 1
+        reaches.append(constraints.state_dict())
+    for key in ("0.weight.reach", "1.weight.reach"):  # falls where the cap acts
+        assert [i for i in range(9) if reaches[i + 1][key] < reaches[i][key]] == [0, 4, 8]
+
+
 @pytest.mark.parametrize("kind", BEAR_ANY_STEP)
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("norm", ["exact oracle", "per head"])
 def test_only_weights_that_are_not_proved_to_be_within_are_written(kind, every, norm, monkeypatch):
     model, optimizer, constraints = start(kind(CAP, every=every), NORMS[norm], lr=1e-3, count=3)
-    projected, plain = [], kind._after_step
-    monkeypatch.setattr(kind, "_after_step", lambda own, w, *given: projected.append(len(w)) or plain(own, w, *given))
+    projected, plain = [], kind._projected
+    monkeypatch.setattr(kind, "_projected", lambda caps, w, *given: projected.append(len(w)) or plain(caps, w, *given))
     with torch.no_grad():
         for p, share in zip(model.parameters(), (0.5, 1.0, 0.9), strict=True):
             p.mul_(share * CAP / NORMS[norm].norm(p))
@@ -220,8 +258,9 @@ def test_each_step_that_is_accepted_is_borne(every):
 
 def test_a_recorded_hard_cap_knows_no_step(monkeypatch):
     """A replay of its graph may make a longer one, so that products measure how far a weight is above the cap."""
-    given, plain = [], wn.matrix.spectral_hardcap
-    monkeypatch.setattr(wn.matrix, "spectral_hardcap", lambda *a, **known: given.append(known) or plain(*a, **known))
+    given, plain = [], HardCapByProducts._function
+    function = staticmethod(lambda *a, **known: given.append(known) or plain(*a, **known))
+    monkeypatch.setattr(HardCapByProducts, "_function", function)
     model, optimizer, _ = start(HardCapByProducts(CAP))
     for recorded in (False, True):
         monkeypatch.setattr(caps, "recording", lambda device, answer=recorded: answer)

@@ -86,6 +86,9 @@ def test_the_direction_of_a_step_stays_below_the_overshoot_where_bfloat16_is_nat
         assert torch.linalg.matrix_norm(rounded.double(), 2) <= REGISTRY[name].overshoot * (1 + BFLOAT16_ERROR)
     small, other = normal(192, 127), normal(128, 128).double()
     assert torch.equal(coarse_msign(small, 1.0, name), msign(small, name))
+    for batch, rounds in ((7, False), (8, REGISTRY[name].coarser_than_bfloat16)):  # all products of a batch count
+        many = normal(batch, 64, 64)
+        assert torch.equal(coarse_msign(many, 1.0, name), msign(many, name)) != rounds
     assert torch.equal(coarse_msign(other, 1.0, name), msign(other, name))
 
 

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import math
 import weakref
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
@@ -88,7 +88,7 @@ class Budget(Constraints):
         self._count = torch.zeros((), dtype=torch.int64)
         self._costs = {c.name: torch.tensor(costs[c.name], dtype=torch.float64) for c in self._moving}
         super().__init__(optimizer, constrained, left_out, prove, model)
-        self._members = self._found()
+        self._members, self._statistics = self._found(), _statistics(self._model())
 
     def __str__(self) -> str:
         """The caps, and the shares of the constant and of the loss that each has: at the best caps these agree."""
@@ -110,7 +110,7 @@ class Budget(Constraints):
     __repr__ = __str__
 
     def _displaced(self) -> dict[str, str]:
-        return {}  # the captured program contains the parametrizations; `_require_proved` refuses later changes
+        return {}  # the captured program contains the parametrizations; `_require_same_model` refuses later changes
 
     def _found(self) -> dict[str, weakref.ref[Any]]:
         """Name -> module or parameter that the model has now; empty if the model has been deleted."""
@@ -123,7 +123,9 @@ class Budget(Constraints):
         return {name: float(cap) for name, cap in self._caps.items()}
 
     def before(self, optimizer: torch.optim.Optimizer, changes: Mapping[str, float]) -> None:
-        _refuse_running_statistics(self._model())
+        if self._model_changed():
+            self._require_same_model()
+        _refuse_training(module for each in self._statistics if (module := each()) is not None)
         self._require_fixed(optimizer)
         self._require_proved()
         super().before(optimizer, changes)
@@ -149,6 +151,7 @@ class Budget(Constraints):
         """As for `Constraints`; the constant is proved for the caps of the state before anything is changed."""
         saved, bare = matching_state(state, self._flat_state()), bare_names(c.name for c in self._constrained)
         caps = {name: float(saved[f"{bare[name]}.cap"]) for name in self._caps}
+        self._require_same_model()
         self._refresh()
         if not self._keeps(caps):
             raise ValueError(
@@ -172,10 +175,7 @@ class Budget(Constraints):
 
     def _refresh(self) -> list[str]:
         """Give the proof the new values of frozen parameters and buffers that were written; return their names."""
-        model = self._model()
-        buffers = {} if model is None else dict(model.named_buffers())
-        self._fixed = {name: (buffers.get(name, tensor), seen) for name, (tensor, seen) in self._fixed.items()}
-        written = [name for name, (tensor, seen) in self._fixed.items() if mark(tensor) != seen]
+        written = [name for name, (tensor, seen) in self._fixed.items() if mark(tensor, seen) != seen]
         for name in written:
             self._within.refresh(name, self._fixed[name][0])
         return written
@@ -191,14 +191,22 @@ class Budget(Constraints):
                 "call remove() and constrain again"
             )
 
-    def _require_proved(self) -> None:
-        """Refuse a step if the model was changed, or if the constant is not proved for its frozen values now."""
-        found, known = self._found(), self._members
+    def _require_same_model(self) -> None:
+        """Refuse a model of which a module or parameter was replaced, and find its buffers, which may have been."""
+        found, known, self._looked = self._found(), self._members, None
         if other := [name or "the model" for name in {**known, **found} if found.get(name) is not known.get(name)]:
             raise ValueError(
                 f"the constant {shown(self._asked)} is proved for the model as it was, and {', '.join(other[:3])} is "
                 "another one now; put the old one back, or call remove() and constrain again"
             )
+        self._model_changed()
+        model = self._model()
+        buffers = {} if model is None else dict(model.named_buffers())
+        self._fixed = {name: (buffers.get(name, tensor), seen) for name, (tensor, seen) in self._fixed.items()}
+        self._statistics = _statistics(model)
+
+    def _require_proved(self) -> None:
+        """Refuse a step if the constant is not proved for the values that frozen tensors have now."""
         if not (written := self._refresh()):
             return
         if not self._keeps(self.caps()):
@@ -210,11 +218,12 @@ class Budget(Constraints):
         self._see()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_members"}
+        left = ("_members", "_statistics")
+        return {name: value for name, value in super().__getstate__().items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._members = self._found()
+        self._members, self._statistics = self._found(), _statistics(self._model())
 
     def _keeps(self, caps: Caps) -> bool:
         return self._within.constant(caps) <= Decimal(self._asked)
@@ -258,6 +267,7 @@ class Budget(Constraints):
 
     def _take(self, caps: Caps) -> None:
         """Give the constraints these caps."""
+        self._settings = None
         for c in self._constrained:
             if c.name in caps:
                 self._caps[c.name].fill_(caps[c.name])
@@ -269,7 +279,7 @@ class Budget(Constraints):
 def constrain_to(
     optimizer: torch.optim.Optimizer, given: Mapping[str, Constraint], norms: Assignment | nn.Module | None,
     prove: bool, what: str, most: float, example_input: Any, domain: Domain,
-    output: str | int | None, unit: Unit, move_every: int, accept_small_range: bool,
+    output: str | int | None, unit: Unit, every: int, move_every: int, accept_small_range: bool,
 ) -> Constraints:  # fmt: skip
     """Find caps that bound the number `what` ("lipschitz" or "largest_logit") by `most`, and attach them.
 
@@ -277,6 +287,7 @@ def constrain_to(
     """
     require_numbers("constrain: ", {what: most}, POSITIVE)
     require_numbers("constrain: ", {"move_every": move_every}, NOT_NEGATIVE, whole=True)
+    require_numbers("constrain: ", {"every": every}, POSITIVE, whole=True)
     model = norms if isinstance(norms, nn.Module) else getattr(optimizer, "model", None)
     if not isinstance(model, nn.Module):
         raise ValueError(f"constrain: {what}= needs the model, which this optimizer does not know; pass norms=model")
@@ -289,7 +300,7 @@ def constrain_to(
     named = list(model.named_parameters(remove_duplicate=False))
     names = {a.name: tuple(name for name, p in named if p is a.parameter) for a in assignment}
     bounded: list[Within] = []
-    kinds: dict[str, type[Cap]] = {}
+    kinds: dict[str, type[HardCap | ColumnCap | EntryCap]] = {}
     start: dict[str, float] = {}
     with _evaluating(model) as evaluated:
 
@@ -334,7 +345,7 @@ def constrain_to(
         kind, within=within, asked=float(most), words=words, caps=caps, costs=costs, fixed=fixed, every=move_every,
         rectified=only_relu(rows),
     )  # fmt: skip
-    constraints = {**given, **{name: kinds[name](cap) for name, cap in caps.items()}}
+    constraints = {**given, **{name: kinds[name](cap, every=every) for name, cap in caps.items()}}
     return attach(optimizer, constraints, assignment, prove, make)
 
 
@@ -368,7 +379,7 @@ def _in_both(most: float, unit: Unit, rows: Sequence[Row]) -> dict[Unit, Decimal
         return {unit: Decimal(most), other: Decimal(most) * ratio}
 
 
-def _kind(a: AssignedParameter) -> tuple[type[Cap], Norm]:
+def _kind(a: AssignedParameter) -> tuple[type[HardCap | ColumnCap | EntryCap], Norm]:
     """The class of cap that bounds a parameter after any step, and its norm."""
     for kind in (HardCap, ColumnCap, EntryCap):
         if a.norm is not None and kind(1.0).acts_on(a.norm):
@@ -390,10 +401,15 @@ def _require_all(optimizer: torch.optim.Optimizer, model: nn.Module, program: Pr
         )
 
 
-def _refuse_running_statistics(model: nn.Module | None) -> None:
-    """Refuse a model whose layers write statistics that the constant depends on, without torch counting the writes."""
-    for module in () if model is None else model.modules():
-        if module.training and getattr(module, "running_mean", None) is not None:
+def _statistics(model: nn.Module | None) -> list[weakref.ref[nn.Module]]:
+    """The modules that may have running statistics."""
+    return [] if model is None else [weakref.ref(m) for m in model.modules() if "running_mean" in m._buffers]
+
+
+def _refuse_training(modules: Iterable[nn.Module]) -> None:
+    """Refuse layers that write statistics that the constant depends on, without torch counting the writes."""
+    for module in modules:
+        if module.training and module.running_mean is not None:
             raise ValueError(
                 f"constrain: {type(module).__name__} changes its running statistics while it trains, on which the "
                 "constant depends; call eval() on it, and keep it there, or take a layer without them"
@@ -403,7 +419,7 @@ def _refuse_running_statistics(model: nn.Module | None) -> None:
 @contextlib.contextmanager
 def _evaluating(model: nn.Module) -> Iterator[nn.Module]:
     """The model in evaluation mode, on the CPU: itself, or a copy where it lies elsewhere."""
-    _refuse_running_statistics(model)
+    _refuse_training(module for each in _statistics(model) if (module := each()) is not None)
     if any(each.device.type != "cpu" for each in (*model.parameters(), *model.buffers())):
         yield copy.deepcopy(model).cpu().eval()
         return

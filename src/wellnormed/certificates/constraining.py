@@ -26,6 +26,7 @@ def constrain(
     radius: float = 1.0,
     box: tuple[float, float] | None = None,
     output: str | int | None = None,
+    every: int = 8,
     move_every: int = 100,
     accept_small_range: bool = False,
 ) -> Constraints:
@@ -78,6 +79,9 @@ def constrain(
         radius: Largest RMS of an input vector, token or sample. Logits behind norm layers are bounded for all inputs.
         box: Lowest and highest entry of the input, instead of `radius`.
         output: Which tensor, if the model returns several.
+        every: With `lipschitz` or `largest_logit`, how many steps the chosen caps may wait before they act, as in
+            `HardCap`. They hold after every step all the same, by the bounds of the steps. With 1 they act after every
+            step, and a CUDA graph can record it.
         move_every: With `lipschitz`, the number of steps between two moves of the caps; 0 for caps that never move.
         accept_small_range: With `lipschitz`, whether to accept caps within which the result keeps less than a tenth of
             its range, as in a model with ordinary norm layers. By default they are refused. Below a quarter, a warning
@@ -119,6 +123,7 @@ def constrain(
             "output": output,
             "radius": None if radius == 1 else radius,
             "norm": None if norm == "euclidean" else norm,
+            "every": None if every == 8 else every,
             "move_every": None if move_every == 100 else move_every,
             "accept_small_range": accept_small_range or None,
         }
@@ -138,5 +143,17 @@ def constrain(
     given, domain = {} if constraints is None else constraints, domain_from("constrain", radius, box)
     ((what, most),) = numbers.items()
     return constrain_to(
-        inner, given, norms, prove, what, most, example_input, domain, output, norm, move_every, accept_small_range
+        inner,
+        given,
+        norms,
+        prove,
+        what,
+        most,
+        example_input,
+        domain,
+        output,
+        norm,
+        every,
+        move_every,
+        accept_small_range,
     )

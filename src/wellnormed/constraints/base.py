@@ -4,6 +4,7 @@ A constraint is a value: what it remembers of a weight from step to step is hand
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
 from typing import ClassVar, Self
 
 import torch
@@ -95,19 +96,27 @@ class Constraint(ABC):
         """The `update_norm` that `apply` receives. Weights with equal values are processed together."""
         return update_norm if self.uses_update_norm else None
 
-    def first_reach(self) -> Tensor | None:
-        """The first bound on the norm of a projected weight, for a constraint that need not act every step; else None.
-
-        A float64 scalar on the CPU, which `may_wait` brings up to date, so that no step reads it from a device.
-        """
+    def first_reach(self) -> float | None:
+        """The bound on the norm of a projected weight, for a constraint that need not act every step; else None."""
         return None
 
-    def may_wait(self, reach: Tensor, step: float | None) -> bool:
-        """Whether the promise holds after a `seen_step` even if `apply` is left out; brings `first_reach` up to date.
+    def wait(self, reach: float, step: float | None) -> tuple[bool, float]:
+        """Whether the promise holds after a `seen_step` even if `apply` is left out, given the bound before the step.
 
-        What `reach` holds afterwards bounds the norm, after `apply` if that is not left out.
+        The number bounds the norm afterwards, after `apply` if that is not left out.
         """
-        return False
+        return False, reach
+
+    def alike(self, update_norm: float | None) -> Hashable:
+        """Equal for constraints that act on one batch by `apply_each`, after a `seen_step`."""
+        return self, update_norm
+
+    @classmethod
+    def apply_each(
+        cls, constraints: Sequence[Self], weights: Tensor, norm: Norm, steps: Sequence[float | None], state: State
+    ) -> tuple[Tensor, State]:
+        """As `apply`, with a constraint and a `seen_step` for each weight of the batch, which are all `alike`."""
+        return constraints[0].apply(weights, norm, steps[0], state)
 
     def _require_positive(self, **values: float) -> None:
         """Refuse a norm, in a constraint's settings, that is not positive and finite."""
@@ -162,6 +171,19 @@ class SpectralConstraint(Constraint):
     @abstractmethod
     def _act(self, slices: Tensor, unit: float, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         """Act on slices `(*batch, m, n)`, of which one unit of the norm is the largest singular value `unit`."""
+
+
+def of_each(numbers: Sequence[float], device: torch.device) -> float | Tensor:
+    """One number where all are equal; else float64 on a device, for which no copy is waited for."""
+    if len({*numbers}) == 1:
+        return numbers[0]
+    return torch.stack([torch.full((), number, dtype=torch.float64, device=device) for number in numbers])
+
+
+def on_slices(numbers: float | Tensor, slices: Tensor) -> float | Tensor:
+    """Numbers of weights `(*batch,)`, for each of their slices `(*batch, m, n)` or `(*batch, slices, m, n)`."""
+    missing = slices.ndim - 2 - numbers.ndim if isinstance(numbers, Tensor) else 0
+    return numbers[(...,) + (None,) * missing] if isinstance(numbers, Tensor) else numbers
 
 
 def scaled(weights: Tensor, factors: Tensor, norm: Norm) -> Tensor:

@@ -7,6 +7,7 @@ balance with the step, are in `decays`, constraints that hold it at a value in `
 import copy
 import functools
 import math
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import ClassVar, Self
 
@@ -16,7 +17,7 @@ from torch import Tensor
 import wellnormed.matrix as matrix
 from wellnormed._devices import recording
 from wellnormed._inputs import require_numbers
-from wellnormed.constraints.base import SLACK, TARGET, Constraint, State, held
+from wellnormed.constraints.base import SLACK, TARGET, Constraint, State, held, of_each, on_slices
 from wellnormed.matrix._checks import known_to_hold
 from wellnormed.matrix.soft_cap import SOFT_CAP_LIMIT
 from wellnormed.norms import Norm
@@ -112,21 +113,7 @@ class Cap(Constraint):
         return self._start(weights, norm) if norm.measures == "singular values" else self.project(weights, norm)
 
     def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
-        unknown = update_norm is None and self.rounding > 0  # such weights are looked at twice already
-        if not self.looks_first or unknown or recording(weights.device):
-            return self._after_step(weights, norm, update_norm), {}
-        with known_to_hold():  # what is not finite is not proved, and the projection refuses it
-            outside = (~norm.within(weights, self._aim(update_norm))).tolist()
-        moved = [i for i, is_outside in enumerate(outside) if is_outside]
-        if len(moved) == len(weights):
-            return self._after_step(weights, norm, update_norm), {}
-        if moved:
-            members = list(weights)
-            projected = self._after_step(torch.stack([members[i] for i in moved]), norm, update_norm)
-            for i, member in zip(moved, projected, strict=True):
-                members[i] = member
-            weights = torch.stack(members)
-        return weights, {}
+        return self._after_step(weights, norm, update_norm), {}
 
     def seen_step(self, update_norm: float | None, weight: Tensor) -> float | None:
         """For a cap that waits or looks first, a bound on the growth of the norm by a step in floating point.
@@ -143,15 +130,12 @@ class Cap(Constraint):
         rounding = 2 * (torch.finfo(weight.dtype).eps / 2) * weight.numel() ** 0.25
         return update_norm * (1 + UPDATE_ROOM) + rounding * (self.cap + update_norm)
 
-    def first_reach(self) -> Tensor | None:
-        return None if self.every == 1 else torch.tensor(self.cap, dtype=torch.float64, device="cpu")
+    def first_reach(self) -> float | None:
+        return None if self.every == 1 else float(self.cap)
 
-    def may_wait(self, reach: Tensor, step: float | None) -> bool:
-        reach += math.inf if step is None else step
-        if float(reach) <= self.cap:
-            return True
-        reach.fill_(self._aim(step))
-        return False
+    def wait(self, reach: float, step: float | None) -> tuple[bool, float]:
+        after = reach + (math.inf if step is None else step)
+        return (True, after) if after <= self.cap else (False, self._aim(step))
 
     def _aim(self, update_norm: float | None) -> float:
         """The norm that a weight is brought to after a step: the cap, less the room for steps to wait."""
@@ -179,6 +163,10 @@ class Cap(Constraint):
         """Bring slices back to the cap; both numbers are largest singular values."""
         raise NotImplementedError
 
+    def __repr__(self) -> str:
+        shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr and f.name != "every"]
+        return f"{type(self).__name__}({', '.join(shown + [f'every={self.every}'] * (self.every > 1))})"
+
 
 @functools.lru_cache(maxsize=1024)
 def _try(constraint: Cap, aim: float, above: float) -> None:
@@ -186,14 +174,61 @@ def _try(constraint: Cap, aim: float, above: float) -> None:
     constraint._cap(torch.zeros(1, 1, device="cpu"), aim, above)
 
 
-def _without_defaults(constraint: Cap) -> str:
-    shown = [f"{f.name}={getattr(constraint, f.name)!r}" for f in fields(constraint) if f.name != "every"]
-    shown += [f"every={constraint.every}"] if constraint.every > 1 else []
-    return f"{type(constraint).__name__}({', '.join(shown)})"
+class _LooksFirst(Cap):
+    """Caps that leave a weight within the aim as it is, by a proof, and act on weights with other caps in one batch."""
+
+    looks_first: ClassVar[bool] = True
+    _method: ClassVar[str] = "auto"
+    """The method of the matrix function, chosen by the device. Scripts that measure the other methods override it."""
+    _function: ClassVar[Callable[..., Tensor]]
+    """The matrix function: of slices and their caps."""
+
+    def alike(self, update_norm: float | None) -> Hashable:
+        return type(self), self.rounding, update_norm is None
+
+    def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
+        count = len(weights)
+        return self.apply_each([self] * count, weights, norm, [update_norm] * count, state)
+
+    @classmethod
+    def apply_each(
+        cls, constraints: Sequence[Self], weights: Tensor, norm: Norm, steps: Sequence[float | None], state: State
+    ) -> tuple[Tensor, State]:
+        outside = list(range(len(weights)))
+        # weights of 16 bits are looked at twice already
+        if not recording(weights.device) and not (steps[0] is None and constraints[0].rounding > 0):
+            aims = of_each([each._aim(step) for each, step in zip(constraints, steps, strict=True)], weights.device)
+            with known_to_hold():  # what is not finite is not proved, and the projection refuses it
+                is_outside = (~norm.within(weights, aims)).tolist()
+            outside = [i for i in outside if is_outside[i]]
+        if len(outside) == len(weights):
+            return cls._projected(constraints, weights, norm, steps), {}
+        if outside:
+            members = list(weights)
+            stacked = torch.stack([members[i] for i in outside])
+            moved = cls._projected([constraints[i] for i in outside], stacked, norm, [steps[i] for i in outside])
+            for i, member in zip(outside, moved, strict=True):
+                members[i] = member
+            weights = torch.stack(members)
+        return weights, {}
+
+    @classmethod
+    def _projected(
+        cls, constraints: Sequence[Self], weights: Tensor, norm: Norm, steps: Sequence[float | None]
+    ) -> Tensor:
+        aims = [each._work(step)[0] for each, step in zip(constraints, steps, strict=True)]
+        known = {} if recording(weights.device) else cls._known(constraints, aims, steps)  # a replay has other rates
+        project, caps = functools.partial(cls._function, method=cls._method, **known), of_each(aims, weights.device)
+        return norm.on_slices(weights, lambda slices, unit: project(slices, on_slices(caps, slices) * unit))
+
+    @classmethod
+    def _known(cls, constraints: Sequence[Self], aims: list[float], steps: Sequence[float | None]) -> dict[str, float]:
+        """What the matrix function may know of weights after steps of these bounds."""
+        return {}
 
 
 @dataclass(frozen=True, repr=False)
-class HardCap(Cap):
+class HardCap(_LooksFirst):
     """Singular values above the cap become the cap; the others stay (Spectral Clipping, section 3).
 
     With `every=8` it acts after about every eighth step and then leaves room for seven more: the cap still holds after
@@ -216,29 +251,21 @@ class HardCap(Cap):
         ...     assert constraints.proved_ratios()["weight"] <= 1
     """
 
-    looks_first: ClassVar[bool] = True
-
     every: int = 1  # pyrefly: ignore[bad-override]
-    _method: ClassVar[str] = "auto"
-    """The method of the matrix function, chosen by the device. Scripts that measure the other methods override it."""
+    _function = staticmethod(matrix.spectral_hardcap)
 
-    __repr__ = _without_defaults
-
-    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
-        return matrix.spectral_hardcap(slices, cap, self._method)
-
-    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        if update_norm is None or recording(weights.device):  # a replay may have another rate
-            return super()._after_step(weights, norm, update_norm)
-        level, (aim, _) = self._aim(update_norm), self._work(update_norm)
-        most = (self.cap + update_norm) / aim
-        blur = (self.cap - level) / (4 * level)  # a quarter of the room at most, for two fifths of the products
-        cap = functools.partial(matrix.spectral_hardcap, method=self._method, most=most, blur=blur)
-        return norm.on_slices(weights, lambda slices, unit: cap(slices, aim * unit))
+    @classmethod
+    def _known(cls, constraints: Sequence[Self], aims: list[float], steps: Sequence[float | None]) -> dict[str, float]:
+        if None in steps:
+            return {}
+        each = [(c.cap, c._aim(step), c.cap + (step or 0.0)) for c, step in zip(constraints, steps, strict=True)]
+        most = max(after / aim for (_, _, after), aim in zip(each, aims, strict=True))
+        # a quarter of the room at most, for two fifths of the products
+        return {"most": most, "blur": min((cap - level) / (4 * level) for cap, level, _ in each)}
 
 
 @dataclass(frozen=True, repr=False)
-class SpectralNormalize(Cap):
+class SpectralNormalize(_LooksFirst):
     """A weight above the cap is divided by a bound on its norm, so that it really ends below (LT section 3.1).
 
     Args:
@@ -246,15 +273,8 @@ class SpectralNormalize(Cap):
         every: Steps of one learning rate from one projection to the next, as in `HardCap`.
     """
 
-    looks_first: ClassVar[bool] = True
-
     every: int = 1  # pyrefly: ignore[bad-override]
-    _method: ClassVar[str] = "auto"
-
-    __repr__ = _without_defaults
-
-    def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
-        return matrix.spectral_normalize(slices, cap, self._method)
+    _function = staticmethod(matrix.spectral_normalize)
 
 
 @dataclass(frozen=True, repr=False)
@@ -275,8 +295,6 @@ class SoftCap(Cap):
     undoes_steps: ClassVar[bool] = True
 
     every: int = 1  # pyrefly: ignore[bad-override]
-
-    __repr__ = _without_defaults
 
     @property
     def longest_step(self) -> float:
@@ -324,24 +342,36 @@ class SpectralInterval(Cap):
         return norm.on_slices(weights, lambda slices, unit: matrix.spectral_clip(slices, lower * unit, upper * unit))
 
 
-@dataclass(frozen=True)
-class ColumnCap(Cap):
+class _OfParts(Cap):
+    """Caps of lengths or entries."""
+
+    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
+        return norm.project(weights, self._work(update_norm)[0])
+
+
+@dataclass(frozen=True, repr=False)
+class ColumnCap(_OfParts):
     """Columns (or embedding vectors) of RMS above the cap are scaled back to it (LT section 4.4).
 
     So are rows and biases, where the norm is theirs: `RowNorm`, `BiasRMS`, `Euclidean`.
+
+    Args:
+        cap: The cap, in units of the weight's norm.
+        every: Steps of one learning rate from one projection to the next, as in `HardCap`.
     """
 
     serves: ClassVar[tuple[str, ...]] = ("lengths",)
-
-    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        return self._start(weights, norm)
+    every: int = 1  # pyrefly: ignore[bad-override]
 
 
-@dataclass(frozen=True)
-class EntryCap(Cap):
-    """Entries whose absolute value exceeds the cap become the cap: the projection in the norms `Sign` and `Gain`."""
+@dataclass(frozen=True, repr=False)
+class EntryCap(_OfParts):
+    """Entries whose absolute value exceeds the cap become the cap: the projection in the norms `Sign` and `Gain`.
+
+    Args:
+        cap: The cap, in units of the weight's norm.
+        every: Steps of one learning rate from one projection to the next, as in `HardCap`.
+    """
 
     serves: ClassVar[tuple[str, ...]] = ("entries",)
-
-    def _after_step(self, weights: Tensor, norm: Norm, update_norm: float | None) -> Tensor:
-        return self._start(weights, norm)
+    every: int = 1  # pyrefly: ignore[bad-override]

@@ -5,14 +5,14 @@
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from wellnormed._finite import sizes
-from wellnormed.constraints.base import Constraint, State, held
+from wellnormed.constraints.base import Constraint, State, held, of_each
 from wellnormed.constraints.step_lengths import Bounds
 from wellnormed.constraints.weights import Constrained
 from wellnormed.matrix._checks import known_to_hold
@@ -21,9 +21,9 @@ from wellnormed.parallel import Job, Placement
 from wellnormed.parallel.layout import local, local_parts
 from wellnormed.parallel.placement import in_buckets
 
-Action = Callable[[Constrained, Tensor, State], tuple[Tensor, State]]
-"""Maps weights `(batch, *shape)` under one constraint, and the tensors that are remembered of them, to the constrained
-weights and the new tensors."""
+Action = Callable[[Sequence[Constrained], Tensor, State], tuple[Tensor, State]]
+"""Maps weights `(batch, *shape)` under constraints that are alike, and the tensors that are remembered of them, to the
+constrained weights and the new tensors."""
 
 
 def bound(constrained: Sequence[Constrained]) -> dict[str, float]:
@@ -40,11 +40,25 @@ def check(constrained: Sequence[Constrained], steps: Bounds) -> None:
 def apply(moved: Sequence[Constrained], steps: Bounds, placement: Placement) -> None:
     """Have constraints act on weights that a step of these bounds has moved, but for those that may wait."""
     seen = {c.name: c.own.seen_step(steps[c.name], c.parameter) for c in moved}
-    due = [c for c in moved if c.reach is None or not c.constraint.may_wait(c.reach, seen[c.name])]
-    buckets = in_buckets(due, lambda c: c.parameter, lambda c: (c.constraint, c.norm, seen[c.name]))
-    act = lambda c, weights, state: c.own.apply(weights, c.norm, seen[c.name], state)  # noqa: E731
+    due = []
+    for c in moved:
+        waits = False
+        if c.reach is not None:
+            waits, c.reach = c.constraint.wait(c.reach, seen[c.name])
+        if not waits:
+            due.append(c)
+
+    def alike(c: Constrained) -> Hashable:  # equal, where a process may be given some of a batch
+        return c.norm, (c.constraint, seen[c.name]) if placement.shared else c.own.alike(seen[c.name])
+
+    def act(members: Sequence[Constrained], weights: Tensor, state: State) -> tuple[Tensor, State]:
+        norm, constraints, steps = members[0].norm, [c.own for c in members], [seen[c.name] for c in members]
+        if len({*zip(constraints, steps, strict=True)}) == 1:
+            return constraints[0].apply(weights, norm, steps[0], state)
+        return constraints[0].apply_each(constraints, weights, norm, steps, state)
+
     try:
-        _write([members for _, members in buckets], act, placement)
+        _write([members for _, members in in_buckets(due, lambda c: c.parameter, alike)], act, placement)
     except (ValueError, torch.linalg.LinAlgError) as error:
         if ruined := [c.name for c in due if not local(c.parameter).isfinite().all()]:
             raise ValueError(
@@ -57,7 +71,7 @@ def apply(moved: Sequence[Constrained], steps: Bounds, placement: Placement) -> 
 @torch.no_grad()
 def begin_step(moved: Sequence[Constrained], placement: Placement) -> None:
     """Have constraints act on weights that a step will move."""
-    _write([[c] for c in moved], lambda c, weights, state: c.own.before_step(weights, c.norm, state), placement)
+    _write([[c] for c in moved], lambda c, weights, state: c[0].own.before_step(weights, c[0].norm, state), placement)
 
 
 def project(constrained: Sequence[Constrained], placement: Placement, prove: bool = True) -> None:
@@ -78,7 +92,7 @@ def bring(constrained: Sequence[Constrained], placement: Placement, prove: bool)
     """
     act = lambda c: c.own.project if prove else c.own.begin  # noqa: E731
     moved = [[c] for c in constrained if not _leaves(type(c.constraint))]
-    _write(moved, lambda c, weights, state: (act(c)(weights, c.norm), state), placement)
+    _write(moved, lambda c, weights, state: (act(c[0])(weights, c[0].norm), state), placement)
 
 
 def _leaves(kind: type[Constraint]) -> bool:
@@ -99,13 +113,13 @@ def restore(constrained: Sequence[Constrained], proved: Mapping[str, float], pla
     for c in constrained:
         c.doubt = 0.0
         if c.reach is not None:
-            c.reach.clamp_(min=proved.get(c.name, 0.0))
+            c.reach = max(c.reach, proved.get(c.name, 0.0))
     project([c for c in constrained if proved.get(c.name, 0.0) > promised.get(c.name, math.inf)], placement)
 
 
 @torch.no_grad()
 def _write(buckets: Sequence[list[Constrained]], action: Action, placement: Placement) -> None:
-    """The one way by which weights are constrained: buckets of equal constraint, norm, step, shape and layout."""
+    """The one way by which weights are constrained: buckets of like constraints, and equal norm, shape and layout."""
 
     def job(members: list[Constrained]) -> Job:
         first = members[0]
@@ -113,8 +127,9 @@ def _write(buckets: Sequence[list[Constrained]], action: Action, placement: Plac
         def function(weights: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
             short = weights.dtype.itemsize < 4
             # the proof of rounded weights finds what is not finite, by the only look at the device that it takes
+            here = members[: len(weights)]  # of equal constraints, this process may be given fewer
             with known_to_hold() if short and first.constraint.bound is not None else nullcontext():
-                constrained, state = action(first, widened(weights), dict(zip(first.state, values, strict=True)))
+                constrained, state = action(here, widened(weights), dict(zip(first.state, values, strict=True)))
             if constrained.shape != weights.shape or state.keys() != first.state.keys():
                 raise ValueError(
                     f"{first.constraint!r} returned weights of shape {tuple(constrained.shape)} for "
@@ -122,7 +137,7 @@ def _write(buckets: Sequence[list[Constrained]], action: Action, placement: Plac
                     "return both as they were given"
                 )
             if short:
-                constrained = _rounded(first, constrained, state, weights.dtype)
+                constrained = _rounded(here, constrained, state, weights.dtype)
             return constrained, *(state[key] for key in first.state)
 
         remembered = ([c.state[key] for c in members] for key in first.state)
@@ -139,14 +154,13 @@ def _write(buckets: Sequence[list[Constrained]], action: Action, placement: Plac
             torch._foreach_copy_([c.state[key] for c in members], states)
 
 
-def _rounded(c: Constrained, weights: Tensor, states: State, dtype: torch.dtype) -> Tensor:
+def _rounded(members: Sequence[Constrained], weights: Tensor, states: State, dtype: torch.dtype) -> Tensor:
     """A batch in 16 bits that still keeps what was promised, by one proof."""
-    states = states or c.constraint.initial_state(weights, c.norm)
-    promised = [c.constraint.promised({key: value[i] for key, value in states.items()}) for i in range(len(weights))]
+    norm = members[0].norm
+    states = states or members[0].constraint.initial_state(weights, norm)
+    own = [{key: value[i] for key, value in states.items()} for i in range(len(weights))]
+    promised = [c.constraint.promised(state) for c, state in zip(members, own, strict=True)]
     bounds = [math.inf if each is None else each for each in promised]
     if min(bounds) == math.inf:
         return weights.to(dtype)
-    if len(set(bounds)) == 1:
-        return held(weights, c.norm, bounds[0], dtype)
-    filled = [torch.full((), each, dtype=torch.float64, device=weights.device) for each in bounds]  # waits for no copy
-    return held(weights, c.norm, torch.stack(filled), dtype)
+    return held(weights, norm, of_each(bounds, weights.device), dtype)

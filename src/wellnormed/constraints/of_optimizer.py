@@ -16,7 +16,15 @@ from torch.utils.hooks import RemovableHandle
 from wellnormed._devices import recording
 from wellnormed._warnings import warn
 from wellnormed.constraints import enforcing
-from wellnormed.constraints.step_lengths import Bounds, BoundsItsSteps, attached_to, count_of, step_bounds, still
+from wellnormed.constraints.step_lengths import (
+    Bounds,
+    BoundsItsSteps,
+    attached_to,
+    count_of,
+    rates_of,
+    step_bounds,
+    still,
+)
 from wellnormed.constraints.weights import (
     DOUBTED,
     WRITTEN,
@@ -30,11 +38,10 @@ from wellnormed.constraints.weights import (
 )
 from wellnormed.norms import Norm
 from wellnormed.parallel import Placement
-from wellnormed.parallel.layout import mark
 from wellnormed.parallel.placement import in_buckets
 from wellnormed.proof.decimals import shown
 from wellnormed.routing.patterns import bare_names
-from wellnormed.routing.places import UNKNOWN, Weak, standing
+from wellnormed.routing.places import UNKNOWN, Places, Weak, standing
 
 ROUNDS = 4
 """How often `project_` projects at most: again only where 16 bits round a weight away from its projection."""
@@ -234,13 +241,22 @@ class Constraints:
         saved = matching_state(state, here)
         for name, tensor in here.items():
             tensor.copy_(saved[name])
+        for name, c in self._waiting().items():
+            c.reach = float(here[name])
         enforcing.restore(self._constrained, self._proved(self._constrained if self._prove else []), self._placement)
         self._remember()
 
     def _flat_state(self) -> dict[str, Tensor]:
         bare = bare_names(c.name for c in self._constrained)
         flat = {f"{bare[c.name]}.{key}": tensor for c in self._constrained for key, tensor in c.state.items()}
-        return flat | {f"{bare[c.name]}.reach": c.reach for c in self._constrained if c.reach is not None}
+        return flat | {
+            name: torch.tensor(c.reach, dtype=torch.float64, device="cpu") for name, c in self._waiting().items()
+        }
+
+    def _waiting(self) -> dict[str, Constrained]:
+        """The weights whose constraint need not act after every step, by the key of their bound in a state."""
+        bare = bare_names(c.name for c in self._constrained)
+        return {f"{bare[c.name]}.reach": c for c in self._constrained if c.reach is not None}
 
     def changes(self) -> dict[str, float]:
         """What happened to each weight since the constraints last saw it, as far as torch counts in this process."""
@@ -263,13 +279,16 @@ class Constraints:
                     f"a CUDA graph cannot record {c.constraint!r} on {c.name!r}: what it remembers from step to step "
                     "lies on the CPU, and would stand still in a replay; take a cap with every=1"
                 )
-        if (joined := self._joined()) > self._told:
-            self._told = joined
-            warnings.warn(_said(joined), stacklevel=2)
-        self._tell_displaced()
-        self._steps = step_bounds(optimizer, self._constrained)
+        if self._model_changed():
+            self._tell_displaced()
+        if (settings := self._settings_of(optimizer)) != self._settings:
+            if (joined := self._joined()) > self._told:
+                self._told = joined
+                warnings.warn(_said(joined), stacklevel=2)
+            self._steps = step_bounds(optimizer, self._constrained)
+            self._still = still(optimizer, self._constrained, self._steps)
         enforcing.check(self._constrained, self._steps)
-        self._still = still(optimizer, self._constrained, self._steps)
+        self._settings = settings
         self._stepping = {c.name for c in self._constrained if c.parameter.grad is not None}
         if any(changes.values()):
             self._take_over([c for c in self._constrained if changes[c.name] == WRITTEN])
@@ -287,7 +306,9 @@ class Constraints:
         The bounds are those of the step that was made: `before` read them when the step read its numbers. A step of
         length 0, such as torch makes to load an optimizer's state, is followed by no constraint.
         """
-        unmoved = self._still & still(optimizer, self._constrained, self._steps)  # a closure may have run since
+        unmoved = self._still
+        if self._settings_of(optimizer) != self._settings:  # a closure may have run since
+            unmoved = unmoved & still(optimizer, self._constrained, self._steps)
         moved = self._stepping | {c.name for c in self._constrained if c.parameter.grad is not None}
         others = {c.name: c.change() for c in self._constrained if c.name not in moved}
         moved |= {name for name, change in self._agree(others).items() if change == WRITTEN}
@@ -306,7 +327,7 @@ class Constraints:
         """Take these weights, which an average has put back, for those that the last step left."""
         for c in self._constrained:
             if c.parameter in written:
-                c.seen = mark(c.parameter)
+                c.remember()
 
     def placed(self) -> list[tuple[Tensor, bool]]:
         """The weights that were projected since the last call, and whether their constraint promises them a bound."""
@@ -350,6 +371,9 @@ class Constraints:
 
     def _place(self) -> None:
         self._own_placement = Placement({c.name: c.parameter for c in self._constrained})
+        self._own_places = Places(self._model)
+        self._looked: tuple[Places, int] | None = None
+        self._settings: object = None  # those that were checked last
 
     @property
     def _placement(self) -> Placement:
@@ -375,7 +399,21 @@ class Constraints:
 
     def _remember(self) -> None:
         for c in self._constrained:
-            c.seen = mark(c.parameter)
+            c.remember()
+
+    def _settings_of(self, optimizer: torch.optim.Optimizer) -> object:
+        """Equal as long as steps have the same bounds."""
+        return cast(BoundsItsSteps, optimizer).settings if self._own else rates_of(optimizer)
+
+    def _model_changed(self) -> bool:
+        """Whether the model has other parts than at the last call; the optimizer may have looked in this step."""
+        places = cast(BoundsItsSteps, self._optimizer).places if self._own else self._own_places
+        if places.model() is not self._model():
+            places = self._own_places
+        if places is self._own_places:
+            places.look()
+        looked, self._looked = self._looked, (places, places.changes)
+        return looked != self._looked
 
     def _proved(self, among: Sequence[Constrained]) -> dict[str, float]:
         return self._largest(among, upper_bound)
@@ -387,7 +425,8 @@ class Constraints:
         return self._agree(finite)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_hooks", "_own_placement")}
+        left = ("_hooks", "_own_placement", "_own_places", "_looked", "_settings")
+        return {name: value for name, value in vars(self).items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -10,6 +10,7 @@ from torch import nn
 from wellnormed.constraints.weights import Constrained
 from wellnormed.parallel import Placement
 from wellnormed.routing import Assignment
+from wellnormed.routing.places import Places
 
 if TYPE_CHECKING:
     from wellnormed.constraints.of_optimizer import Constraints
@@ -24,8 +25,15 @@ class BoundsItsSteps(Protocol):
 
     assignment: Assignment
     placement: Placement
+    places: Places
+    """The parts of the model, looked at in every step before `before` is called."""
     attached: list[Any]
     """The constraints attached to its steps, which are copied with it."""
+
+    @property
+    def settings(self) -> object:
+        """Another object after any change on which bounds and decays depend."""
+        ...
 
     def attach(self, constraints: Any) -> None:
         """Add to `attached`.
@@ -81,9 +89,19 @@ def step_bounds(optimizer: torch.optim.Optimizer, constrained: Sequence[Constrai
     return found
 
 
+def rates_of(optimizer: torch.optim.Optimizer) -> list[tuple[Any, ...]]:
+    """The rate and the parameters of each group; what `step_bounds` and `still` depend on where bounds are unknown."""
+    return [(_rate(group), *map(id, group["params"])) for group in optimizer.param_groups]
+
+
+def _rate(group: dict[str, Any]) -> float | None:
+    """The rate of a group; None if it is on a device, or there is none."""
+    lr = group.get("lr")
+    return None if lr is None or (torch.is_tensor(lr) and lr.device.type != "cpu") else float(lr)
+
+
 def still(optimizer: torch.optim.Optimizer, constrained: Sequence[Constrained], bounds: Bounds) -> set[str]:
     """The parameters whose step has length 0: by its bound or, without one, by a rate that is on the CPU."""
-    rates = {p: group.get("lr") for group in optimizer.param_groups for p in group["params"]}
-    rates = {p: None if torch.is_tensor(lr) and lr.device.type != "cpu" else lr for p, lr in rates.items()}
+    rates = {p: _rate(group) for group in optimizer.param_groups for p in group["params"]}
     lengths = {c.name: rates.get(c.parameter) if bounds[c.name] is None else bounds[c.name] for c in constrained}
     return {name for name, length in lengths.items() if length == 0}

@@ -28,8 +28,7 @@ class Constrained:
 
     Args:
         state: What the constraint remembers.
-        reach: A bound on the norm, where the constraint need not act after every step; on the CPU, so that no step
-            waits for a device.
+        reach: A bound on the norm, where the constraint need not act after every step.
         doubt: DOUBTED or WRITTEN from then until the weight is proved again; else 0.
         seen: The mark of the weight when the constraints last saw it.
         placed: Whether the weight was projected, and an average has not yet been told.
@@ -41,7 +40,7 @@ class Constrained:
     norm: Norm
     constraint: Constraint
     state: State = field(default_factory=dict)
-    reach: Tensor | None = None
+    reach: float | None = None
     doubt: float = 0.0
     seen: Mark | None = None
     placed: bool = False
@@ -58,7 +57,11 @@ class Constrained:
 
     def change(self) -> float:
         """DOUBTED or WRITTEN, as far as torch counts what this process has written; else 0."""
-        return self.doubt if mark(self.parameter) == self.seen else WRITTEN
+        return self.doubt if mark(self.parameter, self.seen) == self.seen else WRITTEN
+
+    def remember(self) -> None:
+        """Take the weight as it is for one that the constraint knows."""
+        self.seen = mark(self.parameter, self.seen)
 
     def begin(self) -> None:
         """Remember the projected weight; a collective call where it is cut, and the constraint remembers any."""

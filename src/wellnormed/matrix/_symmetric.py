@@ -5,8 +5,9 @@ from torch import Tensor
 
 CALL = 2**21
 """The multiplications that a processor does while Python starts one product: 10 microseconds at 2e11 a second. Using
-more products to save operations pays only for larger matrices, from side 128 on. The number is assumed and not measured
-at run time, so that machines of one kind compute the same bits, whatever else they do."""
+more products to save operations, or 16 bits to save time, pays only for larger products: of matrices from side 128 on,
+and in 16 bits of batches, as of eight of side 64. The number is assumed and not measured at run time, so that machines
+of one kind compute the same bits, whatever else they do."""
 _PANELS = 4
 _WIDE_ENOUGH = round((32 * _PANELS * CALL) ** (1 / 3))
 """The side from which panels of columns are used on a CPU. Starting the product of a panel, `n^3 / 4` multiplications,

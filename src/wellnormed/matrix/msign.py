@@ -6,6 +6,7 @@ to `norms`.
 """
 
 import functools
+import math
 from functools import partial
 
 import torch
@@ -78,10 +79,11 @@ def coarse_msign(x: Matrices, size: float, coefficients: str | CoefficientSet, m
 
     "auto" multiplies float32 and bfloat16 matrices in bfloat16 if three conditions hold: the device has instructions
     for that, the error of the set is larger than that of the rounding (jordan-5, you-5-nanogpt; not polar-express-8),
-    and the products are large enough to save time (`CALL`). The spectral norm could then exceed the overshoot by 2%, so
-    the result is divided by 1.02.
+    and the products of a batch are large enough to save time (`CALL`). The spectral norm could then exceed the
+    overshoot by 2%, so the result is divided by 1.02.
     """
-    half = method == "auto" and x.dtype in (torch.float32, torch.bfloat16) and min(x.shape[-2:]) ** 3 >= CALL
+    work = math.prod(x.shape[:-2]) * min(x.shape[-2:]) ** 3
+    half = method == "auto" and x.dtype in (torch.float32, torch.bfloat16) and work >= CALL
     if half and get(coefficients).coarser_than_bfloat16 and multiplies_bfloat16(x.device.type):
         method = "bfloat16"
     value, factor = msign(x, coefficients, method), size / (1 + BFLOAT16_ERROR) if method == "bfloat16" else size

@@ -121,8 +121,9 @@ class Batch(NamedTuple):
     def make_state(self, states: Mapping[Tensor, dict[str, Any]]) -> None:
         """Make the state of parameters that lack some."""
         for part in self.parts:
+            kept = part.memory.state
             for parameter in part.parameters:
-                for key in part.memory.state:
+                for key in kept:
                     if key not in states[parameter]:
                         states[parameter][key] = torch.zeros_like(parameter)
                 for key in self.direction.keeps:

@@ -1,7 +1,7 @@
 """Any optimizer with a proved step: what it moves is brought into a ball of the weight's norm."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +10,12 @@ from wellnormed._inputs import require_numbers
 from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
 from wellnormed.optim.around import Around, stepping
 from wellnormed.optim.parts import Group
-from wellnormed.optim.validation import gradient_sizes, refuse_not_finite
+from wellnormed.optim.validation import gradient_sizes, refuse_gradient, refuse_not_finite
 from wellnormed.parallel import Job, Placement
 from wellnormed.parallel.layout import local, local_parts
 from wellnormed.parallel.placement import in_buckets
 from wellnormed.routing import AssignedParameter, Assignment, assign_norms
+from wellnormed.routing.places import Places
 
 _INSIDE = 1 - 2e-5
 """The share of the bound that a projection aims at: it ends at most 1e-5 above in float32."""
@@ -90,6 +91,9 @@ class Clipped(Around):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.placement = Placement({a.name: a.parameter for a in self.assignment})
+        self.places = Places(self.assignment.model)
+        self._read: list[Any] = []
+        self._settings = object()
         self.register_step_post_hook(lambda own, *_: own._tell("sweep"))  # of what a subclass's step has written
 
     def __str__(self) -> str:
@@ -107,6 +111,15 @@ class Clipped(Around):
         """Continue from a `state_dict`; constraints prove every weight at the next step."""
         super().load_state_dict(state_dict)
         self._tell("doubt")
+
+    @property
+    def settings(self) -> object:
+        """Another object after any change of the rates and of what they belong to."""
+        read = [self.gain, self.weight_decay]
+        read += [(float(group["lr"]), *map(id, group["params"])) for group in self.param_groups]
+        if read != self._read:
+            self._read, self._settings = read, object()
+        return self._settings
 
     def _clipped(self) -> list[tuple[AssignedParameter, float]]:
         """The parameters whose steps are brought into a ball, and their rates now."""
@@ -147,7 +160,11 @@ class Clipped(Around):
         given = [(a, rate) for a, rate in clipped if a.parameter.grad is not None]
         if shares := [rate * self.weight_decay for _, rate in clipped if rate * self.weight_decay > 1]:
             raise ValueError(f"Clipped: weight_decay times lr is {shares[0]:g} and must be at most 1: it is a fraction")
-        refuse_not_finite(gradient_sizes({a.name: a.parameter for a, _ in given}, self.state), 0)
+        gradients = {a.name: cast(Tensor, a.parameter.grad) for a, _ in given}
+        for a, _ in given:
+            refuse_gradient(a.name, a.parameter, gradients[a.name], self.state.get(a.parameter, {}))
+        refuse_not_finite(gradient_sizes(gradients), 0)
+        self.places.look()
         for follower in self.attached:
             follower.before(self, follower.changes())
         starts: dict[Tensor, Tensor] = {a.parameter: a.parameter.detach().clone() for a, _ in clipped}

@@ -5,7 +5,7 @@ computes its directions here or in other processes, and then its weights move en
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar, Unpack, cast
 
@@ -19,15 +19,16 @@ from wellnormed.optim import validation
 from wellnormed.optim.batch import Batch, Moved, Numbers, Part
 from wellnormed.optim.fallback import AdamWStep
 from wellnormed.optim.groups import Params, named, resolve, split
-from wellnormed.optim.parts import Group, StepRule, rule_of
+from wellnormed.optim.parts import Direction, Group, StepRule, rule_of
 from wellnormed.optim.saved_state import admitted, restore_kept
 from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings, spelled_out
 from wellnormed.optim.table import notes, table
 from wellnormed.parallel import Placement
+from wellnormed.parallel.layout import kind
 from wellnormed.parallel.placement import in_buckets
 from wellnormed.routing import Assignment
 from wellnormed.routing.patterns import bare_names
-from wellnormed.routing.places import standing
+from wellnormed.routing.places import Places, Weak, standing
 
 Value = TypeVar("Value")
 _OF_THE_WHOLE = ("norms", "process_group")
@@ -97,7 +98,9 @@ class ConditionalGradient(torch.optim.Optimizer):
         validation.refuse_parameters(assignment)
         self._read: list[tuple[Any, ...]] = []
         self._rates: list[float] = []
+        self._admitted: list[tuple[Any, ...]] | None = None
         self.assignment = replace(assignment, weights=())  # which are read once, and are not to be copied
+        self.places, self._walk = Places(Weak(self.model)), -1
         self.placement = Placement({a.name: a.parameter for a in assignment}, self._process_group)
         self._norms: dict[Tensor, Norm | None] = {a.parameter: a.norm for a in assignment}
         self._directions = validation.directions_of(assignment, self._chosen.get("directions") or {})
@@ -107,10 +110,10 @@ class ConditionalGradient(torch.optim.Optimizer):
         """The model whose parameters these are: the one that was given, or that of the assignment while it lives."""
         return self.assignment.model() if self._given is None else self._given
 
-    def _elsewhere(self) -> dict[str, Tensor]:
-        """The trained parameters of the model, as it is now, that are in no group."""
+    def _elsewhere(self, frozen: bool = False) -> dict[str, Tensor]:
+        """The trained parameters of the model, as it is now, that are in no group; with `frozen`, the others too."""
         named = () if self.model is None else self.model.named_parameters()
-        return {name: p for name, p in named if p.requires_grad and p not in self._norms}
+        return {name: p for name, p in named if (frozen or p.requires_grad) and p not in self._norms}
 
     def __str__(self) -> str:
         """What the next step will use: for every parameter its norm, radius, learning rate and cap, and why."""
@@ -200,11 +203,18 @@ class ConditionalGradient(torch.optim.Optimizer):
         by_adamw = [rate for rate, group in zip(rates, groups, strict=True) if rule_of(group) is None]
         if max(by_adamw, default=0.0) > validation.RAISED * self._adamw_rate > 0:
             self._warn_once("rate", validation.RAISED_RATE.format(max(by_adamw), self._adamw_rate))
-        self._read, self._rates = read, rates
+        self._read, self._rates, self._settings = read, rates, object()
+
+    @property
+    def settings(self) -> object:
+        """Another object after any change of the groups and their settings."""
+        self._index()
+        return self._settings
 
     def _index_groups(self) -> None:
         self._owner: dict[str, tuple[Group, Tensor]] = {}
         self._moved: list[Moved] = []
+        self._admitted = None
         for group in self.param_groups:
             for name, parameter in zip(group["param_names"], group["params"], strict=True):
                 self._owner[name] = group, parameter
@@ -301,7 +311,10 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._admit()
         self._warn_of_lost_decay()
         adamw = [AdamWStep.of(group, compiled) for group in self.param_groups if rule_of(group) is None]
-        batches = list(self._batches(compiled))
+        batches = [
+            Batch(norm, direction, [self._part(each, compiled) for each in parts])
+            for norm, direction, parts in self._planned
+        ]
         for work in (*adamw, *batches):
             work.make_state(self.state)  # all before the first direction, whose memory the next ones take then
         return loss, batches, adamw
@@ -311,40 +324,55 @@ class ConditionalGradient(torch.optim.Optimizer):
 
         Processes agree on both in one message. Nothing of the user's runs between this and the numbers of the step.
         """
-        parameters, steps = {name: p for name, (_, p) in self._owner.items()}, self.param_groups[0]["steps"]
-        sizes = validation.gradient_sizes(parameters, self.state)
-        for one in self._moved:
-            if one.name in sizes and not self.state.get(one.parameter):
-                one.norm.check_shape(one.parameter.shape, one.name)
+        gradients = {name: p.grad for name, (_, p) in self._owner.items() if p.grad is not None}
+        seen = [(name, kind(self._owner[name][1]), kind(gradient)) for name, gradient in gradients.items()]
+        if seen != self._admitted:
+            self._plan(gradients)
+            self._admitted = seen
+        sizes = validation.gradient_sizes(gradients)
         if not sizes:
             self._warn_once("gradients", validation.NO_GRADIENTS)
         self._warn_of_unmoved()
         changes = [follower.changes() for follower in self.attached]
         if self.placement.shared:
             told = {f"{i} {name}": number for i, each in enumerate(changes) for name, number in each.items()}
-            sizes, told = self.placement.agree(sizes, told, among=parameters)
+            sizes, told = self.placement.agree(sizes, told, among=self._owner)
             changes = [{name: told[f"{i} {name}"] for name in each} for i, each in enumerate(changes)]
-        validation.refuse_not_finite(sizes, steps)
+        validation.refuse_not_finite(sizes, self.param_groups[0]["steps"])
         for follower, change in zip(self.attached, changes, strict=True):
             follower.before(self, change)
 
     def _warn_of_unmoved(self) -> None:
         """Warn by name of parameters that joined the model since, have a gradient, and are in no group."""
-        if self.model is None or all(p.grad is None or p in self._norms for p, _ in standing(self.model)):
+        if (changes := self.places.look()) != self._walk:
+            self._walk, self._all_here = changes, not self._elsewhere(frozen=True)
+        if self._all_here or self.model is None:
+            return
+        if all(p.grad is None or p in self._norms for p, _ in standing(self.model)):
             return
         moving = [name for name, p in self._elsewhere().items() if p.grad is not None]
         if unmoved := [name for name in moving if name not in self._left_out]:
             self._left_out.update(unmoved)
             warn(validation.UNMOVED.format(", ".join(unmoved[:3]) + ", ..." * bool(unmoved[3:])))
 
-    def _batches(self, compiled: bool) -> Iterator[Batch]:
-        """Parameters that move along a direction, in batches of equal norm and direction; singly to save memory."""
-        moving = (one for one in self._moved if one.parameter.grad is not None)
+    def _plan(self, gradients: Mapping[str, Tensor]) -> None:
+        """Refuse gradients of another kind than their parameter, and find the batches of parameters that have one.
+
+        Parameters that move along a direction are in batches of equal norm and direction; singly to save memory.
+        """
+        for name, gradient in gradients.items():
+            _, parameter = self._owner[name]
+            validation.refuse_gradient(name, parameter, gradient, self.state.get(parameter, {}))
+        moving = [one for one in self._moved if one.name in gradients]
+        for one in moving:
+            if not self.state.get(one.parameter):
+                one.norm.check_shape(one.parameter.shape, one.name)
+        self._planned: list[tuple[Norm, Direction, list[list[Moved]]]] = []
         for (norm, direction, _), members in in_buckets(moving, lambda one: one.parameter, Moved.alike, share=10):
             parts: dict[Hashable, list[Moved]] = defaultdict(list)
             for one in members:
                 parts[one.part].append(one)
-            yield Batch(norm, direction, [self._part(each, compiled) for each in parts.values()])
+            self._planned.append((norm, direction, list(parts.values())))
 
     def _part(self, members: list[Moved], compiled: bool) -> Part:
         """Parameters of one group, norm, direction and radius, with the numbers of the coming step."""
@@ -358,8 +386,10 @@ class ConditionalGradient(torch.optim.Optimizer):
         for group in self.param_groups:
             rule = rule_of(group)
             share = float(group["lr"]) * group["weight_decay"] if rule is None else rule.decay(group)
+            if not share:
+                continue
             short = [(n, p) for n, p in zip(group["param_names"], group["params"], strict=True) if p.dtype.itemsize < 4]
-            lost = [n for n, p in short if p.grad is not None and 0 < share < torch.finfo(p.dtype).eps / 2]
+            lost = [n for n, p in short if p.grad is not None and share < torch.finfo(p.dtype).eps / 2]
             if lost:
                 dtype = str(short[0][1].dtype).removeprefix("torch.")
                 names = ", ".join(lost[:3]) + ", ..." * (len(lost) > 3)
@@ -443,6 +473,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         if uncapped := [name for name in capped if bare[name] not in here]:
             warn(validation.UNCAPPED.format(len(uncapped), uncapped[0], capped[uncapped[0]]))
         super().load_state_dict(state)
+        self._admitted = None
         restore_kept(state, self.param_groups, self.state, self._norms, self._directions)
         for follower in self.attached:
             follower.doubt()

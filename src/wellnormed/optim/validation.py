@@ -178,16 +178,13 @@ def refuse_gradient(name: str, parameter: Tensor, gradient: Tensor, state: Mappi
             )
 
 
-def gradient_sizes(parameters: Mapping[str, Tensor], states: Mapping[Tensor, Mapping[str, Tensor]]) -> dict[str, float]:
+def gradient_sizes(gradients: Mapping[str, Tensor]) -> dict[str, float]:
     """For each gradient of this process, by its parameter's name, a number that is finite where all its entries are.
 
-    Gradients of another kind than their parameter are refused. While a CUDA graph is recorded no value can be looked
-    at, so that all are taken for finite.
+    While a CUDA graph is recorded no value can be looked at, so that all are taken for finite.
     """
-    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     by_device: dict[torch.device, dict[str, Tensor]] = defaultdict(dict)
     for name, gradient in gradients.items():
-        refuse_gradient(name, parameters[name], gradient, states.get(parameters[name], {}))
         part = local(gradient)
         by_device[part.device][name] = part
     found = dict.fromkeys(gradients, 0.0)

@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from wellnormed._inputs import is_quantized
 
 T = TypeVar("T")
-Mark = tuple[int, int, StorageWeakRef, int]
 Steps = tuple[tuple[int, int], ...]
 """The cuts in order: for each its dimension, counted from the last one as -1, and its number of parts."""
 
@@ -90,6 +89,11 @@ def is_distributed(tensor: Tensor) -> TypeGuard[Any]:
 def layout(tensor: Tensor) -> Hashable:
     """A value that is equal for two tensors if they have the same layout over the same processes."""
     return (tensor.device_mesh, tensor.placements) if is_distributed(tensor) else None
+
+
+def kind(tensor: Tensor) -> tuple[Hashable, ...]:
+    """Shape, dtype, device and layouts: what a step on a tensor is planned by."""
+    return tensor.shape, tensor.dtype, tensor.device, tensor.layout, layout(tensor)
 
 
 def cut_of(tensor: Tensor, name: str) -> Cut | None:
@@ -165,14 +169,25 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local().detach() if is_distributed(tensor) else tensor
 
 
-def mark(tensor: Tensor) -> Mark:
-    """The number of in-place writes to a tensor, and its memory; equal marks mean that it was not written since.
+class Mark(NamedTuple):
+    """How often a tensor was written in place, and the memory it lies in.
 
     For a tensor that is cut, torch counts writes to the whole and to this process' part separately. The weak reference
     does not keep the memory alive, and while it exists no other memory compares equal to it.
     """
+
+    writes: int
+    writes_of_part: int
+    memory: StorageWeakRef
+    offset: int
+
+
+def mark(tensor: Tensor, before: Mark | None = None) -> Mark:
+    """The mark of a tensor; with the reference of the one `before`, which takes time to make, where it holds."""
     part = local(tensor)
-    return tensor._version, part._version, StorageWeakRef(part.untyped_storage()), int(part.storage_offset())
+    memory = part.untyped_storage()
+    known = before is not None and before.memory.cdata == memory._cdata and before.memory
+    return Mark(tensor._version, part._version, known or StorageWeakRef(memory), int(part.storage_offset()))
 
 
 def local_parts(tensors: list[Tensor]) -> list[Tensor]:

@@ -28,7 +28,7 @@ from wellnormed._batching import batches
 from wellnormed._devices import entries_at_once
 from wellnormed._precision import all_digits
 from wellnormed.parallel.exchange import DealtJob
-from wellnormed.parallel.layout import Cut, cut_of, laid_out, layout, local_parts, refuse_other_part
+from wellnormed.parallel.layout import Cut, cut_of, kind, laid_out, layout, local_parts, refuse_other_part
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -69,10 +69,11 @@ class Job:
         return tuple(laid_out(result.unbind(), tensors) for result, tensors in pairs)
 
     def compute(self, *arguments: Tensor) -> tuple[Tensor, ...]:
-        """Call the function without autocast and with full precision of products."""
-        kind = arguments[0].device.type
-        available = torch.amp.is_autocast_available(kind)
-        with torch.autocast(kind, enabled=False) if available else nullcontext(), all_digits():
+        """Call the function in its own precision, whatever autocast or lower precision of products is around it."""
+        device = arguments[0].device.type
+        casts = torch.amp.is_autocast_available(device)
+        casts = casts and (torch.compiler.is_compiling() or torch.is_autocast_enabled(device))
+        with torch.autocast(device, enabled=False) if casts else nullcontext(), all_digits():
             return self.function(*arguments)
 
     @property
@@ -96,11 +97,10 @@ def in_buckets(
     totals: dict[tuple, int] = defaultdict(int)  # by layout, since processes may hold other plain tensors
     for item in items:
         parameter = parameter_of(item)
-        kind = parameter.shape, parameter.dtype, parameter.device, layout(parameter)
-        buckets[settings_of(item), kind].append(item)
-        totals[kind[2:]] += parameter.numel()
-    for (settings, kind), members in buckets.items():
-        entries = entries_at_once(kind[2], totals[kind[2:]], share)
+        buckets[settings_of(item), kind(parameter)].append(item)
+        totals[kind(parameter)[2:]] += parameter.numel()
+    for (settings, of_members), members in buckets.items():
+        entries = entries_at_once(parameter_of(members[0]).device, totals[of_members[2:]], share)
         for piece in batches([parameter_of(item) for item in members], entries):
             yield settings, members[piece]
 

@@ -53,5 +53,50 @@ def standing(model: nn.Module) -> Iterator[tuple[Tensor, bool]]:
                 yield parameter, is_original(module, leaf)
 
 
+class Places:
+    """What a model consists of, by whose comparison a change is noticed; it keeps no part of the model alive.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 2))
+        >>> places = Places(Weak(model))
+        >>> model[0] = nn.Linear(2, 2)
+        >>> places.look(), places.look()
+        (1, 1)
+    """
+
+    def __init__(self, model: Weak) -> None:
+        self.model = model
+        self._parts = self._walk()
+        self.changes = 0
+        """How often a look has found other modules, parameters or buffers than the one before."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.model,)
+
+    def look(self) -> int:
+        """Walk over the modules, and return `changes`."""
+        parts = self._walk()
+        if parts != self._parts:
+            self._parts, self.changes = parts, self.changes + 1
+        return self.changes
+
+    def _walk(self) -> list[object]:
+        """Every module, by a weak reference, with its names and its tensors' identities.
+
+        Torch does not swap tensors that are referred to weakly, as `Module.to` may do.
+        """
+        known: set[nn.Module] = set()
+        parts: list[object] = []
+        rest = [self.model()]
+        while rest:
+            module = rest.pop()
+            if module is not None and module not in known:
+                known.add(module)
+                parts += [weakref.ref(module), *module._modules, *module._parameters, *module._buffers]
+                parts += [*map(id, module._parameters.values()), *map(id, module._buffers.values())]
+                rest += module._modules.values()
+        return parts
+
+
 UNKNOWN = Weak()
 """The reference for parameters without a model."""
