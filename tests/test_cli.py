@@ -101,7 +101,7 @@ def test_every_command_on_run_and_exported_model(place, capsys, refused):
     assert main(["sample", "runs/a", "--prompt", "Speak", "--characters", "9"]) == 0
     assert len(capsys.readouterr().out) == 5 + 9 + 1
     assert "the prompt has a character that the model never saw: '{'" in refused("sample", "runs/a", "--prompt", "S{")
-    assert "exported is an exported model, of whose tokens" in refused("sample", "exported")
+    assert "exported is an exported model, which does not store its characters" in refused("sample", "exported")
     assert main(["train", "--resume", "runs/a"]) == 0
     refused("train", "--resume", "runs/a", "--steps", "9")
     assert "exists" in refused("train", "--source", "text.txt", "--name", "a", *TINY)

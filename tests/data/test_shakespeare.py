@@ -135,7 +135,7 @@ def test_a_link_to_nothing_is_named_and_not_passed_over(no_text, place):
     path.symlink_to("nowhere")
     for source in ("auto", "tiny-shakespeare", path):
         with pytest.raises(
-            ValueError, match=r"input.txt is a link to nowhere, which does not exist; mend it or remove"
+            ValueError, match=r"input.txt is a link to nowhere, which does not exist; repair it or remove"
         ):
             load_shakespeare(source)
 
