@@ -22,15 +22,6 @@ def mlp():
     return model
 
 
-def test_every_parameter_of_a_gpt_has_its_place_and_norm(generator):
-    model = GPT(CONFIG, generator)
-    assignment = wn.assign_norms(model)
-    tree = modular_tree(model, assignment)
-    assert sorted(tree.names()) == sorted(a.name for a in assignment)
-    assert {p.name: p.norm for p in tree.places()} == {a.name: a.norm for a in assignment}
-    assert tree.mass == len(assignment)
-
-
 def test_gpt_equals_the_tree_written_by_hand(generator):
     model = GPT(CONFIG, generator)
     norms = {a.name: a.norm for a in wn.assign_norms(model)}

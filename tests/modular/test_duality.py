@@ -146,24 +146,11 @@ def test_operators_say_what_the_functions_say():
     assert 0.5 * f == compose(Scalar(0.5), f)
 
 
-def test_sensitivities_add_multiply_and_scale():
-    f, g = Bond("f", 2.0), Bond("g", 3.0)
-    assert (f @ g).sensitivity == 6
-    assert concatenate(f, g).sensitivity == (f + g).sensitivity == 5
-    assert (-4 * f).sensitivity == 8
-    assert residual(g, 0.5).sensitivity == 2
-
-
 def test_a_tree_without_mass_does_not_move():
     tree = Atom("w1", wn.ColNorm(), mass=0) @ IDENTITY
     g = tensors(tree, 0)
     assert float(tree.norm(g)) == float(tree.dual_norm(g)) == 0
     assert float(tree.dualize(g)["w1"].abs().max()) == 0
-
-
-def test_a_fixed_subtree_takes_no_share():
-    tree = Atom("a", EXACT) @ (Atom("b", EXACT, mass=0) @ Atom("c", EXACT))
-    assert tree.lr_factors() == {"a": 0.5, "b": 0.0, "c": 0.5}
 
 
 def test_a_shared_weight_is_the_diagonal_of_the_space_of_its_places(generator):
