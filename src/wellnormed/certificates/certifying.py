@@ -23,8 +23,7 @@ from wellnormed.program.capturing import capture
 from wellnormed.program.comparing import Comparison
 from wellnormed.program.domain import Box, Domain
 from wellnormed.program.errors import UncertifiableError, refusing
-from wellnormed.program.program import Example, Program, tensors_of
-from wellnormed.program.program import arguments_of as arguments_of_call
+from wellnormed.program.program import Example, Program, arguments_of, tensors_of
 from wellnormed.proof import Promise
 from wellnormed.proof.check import conclude
 from wellnormed.proof.decimals import assumed, shown
@@ -291,7 +290,7 @@ def domain_from(caller: str, radius: float, box: tuple[float, float] | None) -> 
     return float(radius)
 
 
-def arguments_of(domain: Domain) -> dict[str, Any]:
+def settings_of(domain: Domain) -> dict[str, Any]:
     """The keywords of `certify` for a domain."""
     return {"box": (domain.low, domain.high)} if isinstance(domain, Box) else {"radius": domain}
 
@@ -321,7 +320,7 @@ def with_keywords(
                 f"{caller}: {name}={value!r} is not a setting{hint} If it is an input of {name_of_model}, pass it by "
                 f"example_input={{{name!r}: ...}}"
             )
-    arguments, keywords = arguments_of_call(() if example_input is None else example_input)
+    arguments, keywords = arguments_of(() if example_input is None else example_input)
     if twice := keywords.keys() & inputs.keys():
         raise ValueError(f"{caller}: {', '.join(sorted(twice))} is given twice, in example_input and by keyword")
     return Example(arguments, keywords | inputs)

@@ -137,23 +137,10 @@ def constrain(
                 "constrain: nothing says what to keep; pass {'*': HardCap(1.0)}, or lipschitz=10.0 and example_input="
             )
         return attach(inner, constraints, norms_of(inner, norms), prove)
-    from wellnormed.certificates.budget import constrain_to  # with what captures programs, which caps do without
-    from wellnormed.certificates.certifying import domain_from
+    from wellnormed.certificates.certifying import domain_from  # with what captures programs, which caps do without
+    from wellnormed.certificates.choosing import Asked, constrain_to
 
-    given, domain = {} if constraints is None else constraints, domain_from("constrain", radius, box)
+    domain = domain_from("constrain", radius, box)
     ((what, most),) = numbers.items()
-    return constrain_to(
-        inner,
-        given,
-        norms,
-        prove,
-        what,
-        most,
-        example_input,
-        domain,
-        output,
-        norm,
-        every,
-        move_every,
-        accept_small_range,
-    )
+    asked = Asked(what, most, example_input, domain, output, norm, every, move_every, accept_small_range)
+    return constrain_to(inner, constraints or {}, norms, prove, asked)

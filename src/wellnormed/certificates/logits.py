@@ -6,7 +6,7 @@ from decimal import Decimal
 import torch
 from torch import Tensor
 
-from wellnormed.certificates.budget import Budget
+from wellnormed.certificates.proved_caps import ProvedCaps
 from wellnormed.certificates.within import LEAST, BudgetError, Caps, Within, logits_of
 from wellnormed.constraints import Constraints
 from wellnormed.program.errors import UncertifiableError
@@ -19,7 +19,7 @@ _STEP = 1 - 1e-2
 """The factor on a cap with which logits are computed again, to find those that depend on the cap."""
 
 
-class Logits(Budget):
+class Logits(ProvedCaps):
     """Constraints whose caps bound the logits of every attention by one number, for every input of the domain.
 
     Caps do not move, and only parameters that a logit depends on have one: behind a norm layer, its gain and bias and
@@ -27,6 +27,8 @@ class Logits(Budget):
     1/4), per head where a module says how many heads it has. The attentions are treated in order; one factor scales the
     caps of each that no earlier one has scaled.
     """
+
+    what = "largest logit"
 
     def logits(self) -> dict[str, float]:
         """Row of an attention -> a proved bound on its logits for all weights within the caps."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from wellnormed._devices import default_on_cpu
 from wellnormed.certificates.certificate import Certificate
-from wellnormed.certificates.certifying import arguments_of, certify
+from wellnormed.certificates.certifying import certify, settings_of
 from wellnormed.constraints import Constraints
 from wellnormed.lowering.networks import Joint
 from wellnormed.lowering.stored import raw_tensor
@@ -102,7 +102,7 @@ def require_same_model(
         wellnormed.proof.reading.CheckError: bias is another tensor in the model than in the certificate
     """
     margins = any(row.operation == "margin" for row in certificate.rows)
-    domain = arguments_of(certificate.input_domain)
+    domain = settings_of(certificate.input_domain)
     joint = Joint(certificate.rows, certificate.computed)
     effort = joint if any(row.operation == "lipsdp" for row in certificate.rows) else "standard"
     fresh = certify(model, example_input, **domain, output=output, margins=margins, within=within, effort=effort)

@@ -1,0 +1,158 @@
+"""Find caps that bound a number of the model, and attach them: `constrain(lipschitz=...)` and `largest_logit=...`."""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from wellnormed._devices import default_on_cpu
+from wellnormed._inputs import require_numbers
+from wellnormed._modes import evaluating
+from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
+from wellnormed.certificates.budget import Budget, caps_of_constant, in_both
+from wellnormed.certificates.certifying import example_of, unwrapped
+from wellnormed.certificates.cost import cost_of
+from wellnormed.certificates.logits import Logits, for_most_inputs, logit_caps
+from wellnormed.certificates.printing import only_relu
+from wellnormed.certificates.promising import promise_of
+from wellnormed.certificates.proved_caps import refuse_training, statistics_of
+from wellnormed.certificates.sizes import UNITS, Unit
+from wellnormed.certificates.within import Capped, Within, constant_of
+from wellnormed.constraints import ColumnCap, Constraint, Constraints, HardCap
+from wellnormed.constraints.caps import EntryCap
+from wellnormed.constraints.matching import attach, matched, norms_of
+from wellnormed.norms import BiasRMS, Norm
+from wellnormed.parallel.layout import whole
+from wellnormed.program.capturing import capture
+from wellnormed.program.domain import Domain
+from wellnormed.program.program import Program
+from wellnormed.proof.decimals import shown
+from wellnormed.routing import AssignedParameter, Assignment, assign_norms
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of caps: the number, "lipschitz" or "largest_logit", and the arguments of `constrain` beside it."""
+
+    what: str
+    most: float
+    example_input: Any
+    domain: Domain
+    output: str | int | None
+    unit: Unit
+    every: int
+    move_every: int
+    accept_small_range: bool
+
+    def __post_init__(self) -> None:
+        require_numbers("constrain: ", {self.what: self.most, "every": self.every}, POSITIVE)
+        require_numbers("constrain: ", {"every": self.every, "move_every": self.move_every}, NOT_NEGATIVE, whole=True)
+
+    @property
+    def of_logits(self) -> bool:
+        """Whether attention logits are to be bounded, and not a Lipschitz constant."""
+        return self.what == "largest_logit"
+
+
+@default_on_cpu()
+def constrain_to(
+    optimizer: torch.optim.Optimizer,
+    given: Mapping[str, Constraint],
+    norms: Assignment | nn.Module | None,
+    prove: bool,
+    asked: Asked,
+) -> Constraints:
+    """Find caps that bound the number that is asked for, and attach them; the other arguments are `constrain`'s."""
+    model = norms if isinstance(norms, nn.Module) else getattr(optimizer, "model", None)
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"constrain: {asked.what}= needs the model, which this optimizer does not know; pass norms=model"
+        )
+    model = unwrapped(model)
+    if asked.of_logits and not isinstance(norms, Assignment):
+        norms = assign_norms(model, per_head=True)
+    assignment = norms_of(optimizer, norms)
+    by_hand = matched(given, assignment).owner
+    named = list(model.named_parameters(remove_duplicate=False))
+    names = {a.name: tuple(name for name, p in named if p is a.parameter) for a in assignment}
+    bounded: list[Within] = []
+    kinds: dict[str, type[HardCap | ColumnCap | EntryCap]] = {}
+    start: dict[str, float] = {}
+    with _evaluating(model) as evaluated:
+
+        def bound(program: Program) -> None:
+            capped, promises = {}, {}
+            for a in (a for a in assignment if not program.stored.keys().isdisjoint(names[a.name])):
+                norm, shape, constraint = a.norm, tuple(a.parameter.shape), given.get(by_hand.get(a.name, ""))
+                if constraint is None:
+                    kinds[a.name], norm = _kind(a)
+                    least = 0.25 if asked.of_logits and isinstance(norm, BiasRMS) else 1.0
+                    start[a.name] = max(least, float(norm.upper_bound(whole(a.parameter.detach()))))
+                    capped[a.name] = Capped(norm, shape, names[a.name])
+                elif norm is not None and constraint.bound is not None:
+                    promises |= {name: promise_of(name, norm, constraint.bound, shape) for name in names[a.name]}
+            if not asked.of_logits:
+                _require_all(optimizer, model, program)
+            bounded.append(Within(program, evaluated, asked.domain, capped, promises))
+            bounded[-1].rows(start | bounded[-1].tables())  # raises for operations without a bound
+
+        example = example_of(evaluated, asked.example_input, "constrain")
+        program = capture(evaluated, example, asked.output, domain=asked.domain, accept=bound)
+    within, rows = bounded[-1], bounded[-1].rows(start | bounded[-1].tables())
+    state = dict(named) | dict(model.named_buffers(remove_duplicate=False))
+    fixed = {name: state[name] for name in program.stored if name in state and name not in within.promised}
+    if asked.of_logits:
+        within = for_most_inputs(within, start)
+        caps = logit_caps(optimizer, {a.name: a.parameter for a in assignment}, within, start, asked.most)
+        make = Logits
+    else:
+        within.measured_by(partial(constant_of, unit=asked.unit))
+        caps, costs, free = caps_of_constant(within, start, asked.most)
+        with_caps = [a for a in assignment if a.name in caps]
+        norms_now = {a.name: float(_kind(a)[1].upper_bound(whole(a.parameter.detach()))) for a in with_caps}
+        numbers = in_both(asked.most, asked.unit, rows)
+        cost = cost_of(within, start, caps, free, norms_now, float(numbers["rms"]))
+        cost.judge(asked.most, asked.accept_small_range)
+        words = " and ".join(f"{shown(number)} {UNITS[each]}" for each, number in numbers.items())
+        make = partial(Budget, words=words, costs=costs, every=asked.move_every, rectified=only_relu(rows))
+    make = partial(make, within=within, asked=float(asked.most), caps=caps, fixed=fixed)
+    constraints = {**given, **{name: kinds[name](cap, every=asked.every) for name, cap in caps.items()}}
+    return attach(optimizer, constraints, assignment, prove, make)
+
+
+def _kind(a: AssignedParameter) -> tuple[type[HardCap | ColumnCap | EntryCap], Norm]:
+    """The class of cap that bounds a parameter after any step, and its norm."""
+    for kind in (HardCap, ColumnCap, EntryCap):
+        if a.norm is not None and kind(1.0).acts_on(a.norm):
+            return kind, a.norm
+    raise ValueError(
+        f"constrain: no cap holds {a.name!r}, whose norm is {a.norm}; pass norms=model for the default norms, or a "
+        "constraint of your own for it"
+    )
+
+
+def _require_all(optimizer: torch.optim.Optimizer, model: nn.Module, program: Program) -> None:
+    """Refuse a model with trained parameters that are not in this optimizer."""
+    owned = {p for group in optimizer.param_groups for p in group["params"]}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad and name in program.stored}
+    if others := [name for name, p in trained.items() if p not in owned]:
+        raise ValueError(
+            "constrain: lipschitz= needs all trained parameters of the model in one optimizer, which lacks "
+            f"{', '.join(others)}; add or freeze them"
+        )
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[nn.Module]:
+    """The model in evaluation mode, on the CPU: itself, or a copy where it lies elsewhere."""
+    refuse_training(module for each in statistics_of(model) if (module := each()) is not None)
+    if any(each.device.type != "cpu" for each in (*model.parameters(), *model.buffers())):
+        yield copy.deepcopy(model).cpu().eval()
+        return
+    with evaluating(model):
+        yield model

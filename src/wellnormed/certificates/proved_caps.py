@@ -1,0 +1,174 @@
+"""Caps within which a number of the model is proved: what `constrain(lipschitz=)` and `largest_logit=` share."""
+
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from wellnormed.certificates.within import Caps, Within
+from wellnormed.constraints import Constraints
+from wellnormed.constraints.caps import Cap
+from wellnormed.constraints.weights import Constrained, matching_state
+from wellnormed.parallel.layout import Mark, mark
+from wellnormed.proof.decimals import shown
+from wellnormed.routing.patterns import bare_names
+from wellnormed.routing.places import Weak
+
+
+class ProvedCaps(Constraints):
+    """Constraints within whose caps `Within` has proved, by the rows of a certificate, that a number is not exceeded.
+
+    The proof uses the values of frozen parameters and buffers, and is repeated when these were written. A step that
+    would move one of them is refused, and so is a step after a module or parameter of the model was replaced, as by a
+    parametrization.
+
+    Args:
+        optimizer, constrained, left_out, prove, model: As for `Constraints`.
+        within: The number as a function of the caps.
+        asked: The number.
+        caps: Name of a parameter -> its cap.
+        fixed: Name -> stored tensor whose values the proof uses.
+    """
+
+    what: ClassVar[str]
+    """The number, in words."""
+
+    @property
+    def _number(self) -> str:
+        return f"the {self.what} {shown(self._asked)}"
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, constrained: tuple[Constrained, ...], left_out: Mapping[str, str],
+        prove: bool, model: Weak, *, within: Within, asked: float, caps: Caps, fixed: Mapping[str, Tensor],
+    ) -> None:  # fmt: skip
+        self._within, self._asked = within, asked
+        self._fixed: dict[str, tuple[Tensor, Mark]] = {name: (tensor, mark(tensor)) for name, tensor in fixed.items()}
+        self._caps = {name: torch.tensor(cap, dtype=torch.float64) for name, cap in caps.items()}
+        super().__init__(optimizer, constrained, left_out, prove, model)
+        self._members, self._statistics = self._found(), statistics_of(self._model())
+
+    def _displaced(self) -> dict[str, str]:
+        return {}  # the captured program contains the parametrizations; `_require_same_model` refuses later changes
+
+    def _found(self) -> dict[str, weakref.ref[Any]]:
+        """Name -> module or parameter that the model has now; empty if the model has been deleted."""
+        model = self._model()
+        named = () if model is None else (*model.named_modules(), *model.named_parameters())
+        return {name: weakref.ref(member) for name, member in named}
+
+    def caps(self) -> dict[str, float]:
+        """The caps that were found, by the name of the parameter."""
+        return {name: float(cap) for name, cap in self._caps.items()}
+
+    def before(self, optimizer: torch.optim.Optimizer, changes: Mapping[str, float]) -> None:
+        if self._model_changed():
+            self._require_same_model()
+        refuse_training(module for each in self._statistics if (module := each()) is not None)
+        self._require_fixed(optimizer)
+        self._require_proved()
+        super().before(optimizer, changes)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """As for `Constraints`; the constant is proved for the caps of the state before anything is changed."""
+        saved, bare = matching_state(state, self._flat_state()), bare_names(c.name for c in self._constrained)
+        caps = {name: float(saved[f"{bare[name]}.cap"]) for name in self._caps}
+        self._require_same_model()
+        self._refresh()
+        if not self._keeps(caps):
+            raise ValueError(
+                f"load_state_dict: the caps of this state do not keep {self._number}; load a state "
+                "that was saved with this number or less"
+            )
+        self._see()
+        self._take(caps)
+        super().load_state_dict(state)
+
+    def _flat_state(self) -> dict[str, Tensor]:
+        bare = bare_names(c.name for c in self._constrained)
+        return super()._flat_state() | {f"{bare[name]}.cap": cap for name, cap in self._caps.items()}
+
+    def _refresh(self) -> list[str]:
+        """Give the proof the new values of frozen parameters and buffers that were written; return their names."""
+        written = [name for name, (tensor, seen) in self._fixed.items() if mark(tensor, seen) != seen]
+        for name in written:
+            self._within.refresh(name, self._fixed[name][0])
+        return written
+
+    def _require_fixed(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse a step that would move a tensor for whose values the constant is proved."""
+        graded = {name: tensor for name, (tensor, _) in self._fixed.items() if tensor.grad is not None}
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]} if graded else set()
+        if moved := [name for name, tensor in graded.items() if tensor.requires_grad or id(tensor) in held]:
+            raise ValueError(
+                f"{self._number} is proved for the values of {', '.join(moved)}, frozen when "
+                "constrain was called, and now with a gradient; call requires_grad_(False) and set grad to None, or "
+                "call remove() and constrain again"
+            )
+
+    def _require_same_model(self) -> None:
+        """Refuse a model of which a module or parameter was replaced, and find its buffers, which may have been."""
+        found, known, self._looked = self._found(), self._members, None
+        if other := [name or "the model" for name in {**known, **found} if found.get(name) is not known.get(name)]:
+            raise ValueError(
+                f"{self._number} is proved for the model as it was, and {', '.join(other[:3])} is "
+                "another one now; put the old one back, or call remove() and constrain again"
+            )
+        self._model_changed()
+        model = self._model()
+        buffers = {} if model is None else dict(model.named_buffers())
+        self._fixed = {name: (buffers.get(name, tensor), seen) for name, (tensor, seen) in self._fixed.items()}
+        self._statistics = statistics_of(model)
+
+    def _require_proved(self) -> None:
+        """Refuse a step if the constant is not proved for the values that frozen tensors have now."""
+        if not (written := self._refresh()):
+            return
+        if not self._keeps(self.caps()):
+            raise ValueError(
+                f"{self._number} is not proved for the new values of {', '.join(written)}, on "
+                "which the bound depends; put the old values back, or call remove() and constrain again. Running "
+                "statistics stay as they are in eval()"
+            )
+        self._see()
+
+    def __getstate__(self) -> dict[str, Any]:
+        left = ("_members", "_statistics")
+        return {name: value for name, value in super().__getstate__().items() if name not in left}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._members, self._statistics = self._found(), statistics_of(self._model())
+
+    def _keeps(self, caps: Caps) -> bool:
+        return self._within.constant(caps) <= Decimal(self._asked)
+
+    def _see(self) -> None:
+        self._fixed = {name: (tensor, mark(tensor)) for name, (tensor, _) in self._fixed.items()}
+
+    def _take(self, caps: Caps) -> None:
+        """Give the constraints these caps."""
+        self._settings = None
+        for c in self._constrained:
+            if c.name in caps:
+                self._caps[c.name].fill_(caps[c.name])
+                assert isinstance(c.constraint, Cap)
+                c.constraint = replace(c.constraint, cap=caps[c.name])
+
+
+def statistics_of(model: nn.Module | None) -> list[weakref.ref[nn.Module]]:
+    """The modules that may have running statistics."""
+    return [] if model is None else [weakref.ref(m) for m in model.modules() if "running_mean" in m._buffers]
+
+
+def refuse_training(modules: Iterable[nn.Module]) -> None:
+    """Refuse layers that write statistics that the constant depends on, without torch counting the writes."""
+    for module in modules:
+        if module.training and module.running_mean is not None:
+            raise ValueError(
+                f"constrain: {type(module).__name__} changes its running statistics while it trains, on which the "
+                "constant depends; call eval() on it, and keep it there, or take a layer without them"
+            )
