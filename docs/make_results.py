@@ -5,12 +5,15 @@ docs/results.md has the tables of closed questions, whose scripts and rows are i
 """
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.constant_one import JOBS
+from benchmarks.constant_one import OURS as KIT
+from benchmarks.constant_one import best as best_jobs
 from benchmarks.lipschitz_budget import FOUND as MOVED
 from benchmarks.lipschitz_budget import STAYED as KEPT
 from benchmarks.lipschitz_budget import best as best_budgets
@@ -382,51 +385,114 @@ def harnesses() -> Lines:
         yield from (f"## {title}", "", *origin(name, content), said, "", *table(columns, rows))
 
 
+def means_of_jobs() -> dict[tuple[str, str], dict[str, float]]:
+    """Job and arm of `benchmarks.constant_one` -> the means over seeds."""
+    found, means = best_jobs(load("constant-one.json")["rows"]), {}
+    for key, rows in found.items():
+        names = [name for name in rows[0] if name not in ("job", "arm", "seed", "commit")]
+        means[key] = {name: fmean(row[name] for row in rows) for name in names}
+    return means
+
+
+FIGURES = {"Wasserstein-1": ".1%", "signed distance": ".4f", "digits": ".1%"}
+
+
+def job(name: str) -> str:
+    """The table of one job, for its page."""
+    rows = {arm: row for (each, arm), row in means_of_jobs().items() if each == name}
+    fields = [key for key in rows[KIT] if key not in ("rate", "constant", "seconds")]
+    titles = " | ".join(key.replace("_", " ") for key in fields)
+    return "\n".join(
+        table(
+            f" | {titles} | proved constant | best rate | processor seconds",
+            [
+                (arm, *(f"{row[key]:{FIGURES[name]}}" for key in fields), f"{row['constant']:.4f}",
+                 f"{row['rate']:g}", f"{row['seconds']:.1f}")
+                for arm, row in rows.items()
+            ],
+        )
+    ).rstrip()  # fmt: skip
+
+
+def constant_one() -> Lines:
+    """Jobs for networks of constant 1."""
+    content = load("constant-one.json")
+    yield from ("## Networks of constant 1", "", *origin("constant-one.json", content))
+    yield from (f"Means of three seeds, {content['steps']} steps, each at the best of three rates of seed 0.", "")
+    for name in JOBS:
+        yield from (f"{name[0].upper()}{name[1:]}:", "", job(name), "")
+
+
+def trained_models() -> str:
+    """The table of models that others trained."""
+    return "\n".join(
+        table(
+            "model | parameters | operations | proved | found | seconds | of the checker | why it is large",
+            [
+                (row["model"], f"{row['parameters']:,}", f"{row['operations']:,}", _power(row["log10_lipschitz"], True),
+                 _power(row["log10_found"], False), f"{row['seconds']:.1f}", f"{row['seconds_of_the_checker']:.1f}",
+                 row["why"].split(". ")[0] or "-")
+                for row in load("trained-models.json")["rows"]
+            ],
+        )
+    ).rstrip()  # fmt: skip
+
+
+def _power(log10: float, up: bool) -> str:
+    """A number by its decimal logarithm, rounded to three digits or to a power of ten."""
+    if log10 > 7:
+        return f"10^{shown(log10, '.1f', up=up)}"
+    value = shown(10**log10, ".3g", up=up)
+    return f"{float(value):,.0f}" if log10 >= 3 else value
+
+
+def trained() -> Lines:
+    """Certificates of models that others trained."""
+    yield from ("## Models that others trained", "", *origin("trained-models.json", load("trained-models.json")))
+    yield from ("[Their page](trained-models.md) says what the columns are.", "", trained_models(), "")
+
+
 def facts() -> str:
-    """The table of README.md, between its two comments: what was measured here, beside a peer by its name."""
+    """The table of README.md, between its two comments: what people want, what they type, and what was measured."""
     ends = {name: fmean(row["curve"][-1][1] for row in rows) for name, rows in curves(load(CURVES)["rows"]).items()}
     ours = ends.pop(SCION)
-    epfl = {str(line[1]): float(str(line[2])) for line in ranks(load("llm_optimizer_benchmark.json"))[1]}
-    vision = best(vision_rows())
-    like = max(kind[:4] for kind in vision if kind.data == "mnist" and kind.network == "deel-torchlip")
-    mnist = {kind.network: found for kind, found in vision.items() if kind[:4] == like}
-    safe = {name: mean(found.results, "certified")[2] for name, found in mnist.items()}
-    lip = "deel-torchlip"
-    runs = [load(f"frontier/attention-10-seed-{seed}.json")["results"] for seed in (0, 1, 2)]
-    loss = fmean(run["validation_loss"] for run in runs)
-    own = [fmean(losses) for losses in best_losses(load("frontier_peers.json")["rows"]).values()]
-    step = load("step_time.json")
+    averaged = next(end for name, end in ends.items() if name.startswith("wn."))
+    peers = ", ".join(f"{name.partition(',')[0]} {end:.2f}" for name, end in ends.items() if name[:3] != "wn.")
+    gpt = load("public-models.json")["results"]["GPT-2 small, whole"]["largest_logit"]
+    job = means_of_jobs()
+    critic = {arm: -row["proved_error"] for (name, arm), row in job.items() if name == "Wasserstein-1"}
+    over = {arm: row["proved_overshoot"] for (name, arm), row in job.items() if name == "signed distance"}
+    lagging = max(row["constant"] for (_, arm), row in job.items() if arm == "spectral_norm")
+    mnist = [mean(found.results, "certified") for kind, found in best(vision_rows()).items() if kind.data == "mnist"]
+    near, far = max(each[0] for each in mnist), max(each[-1] for each in mnist)
+    slowest = max(row["seconds"] for row in load("trained-models.json")["rows"])
+    constant = "`wn.nn.MaxMin()`, `wn.constrain(optimizer, lipschitz=1.0, example_input=x)`"
     lines = [
-        (
-            "[GPT-2 in the figure](docs/results.md#three-optimizers-on-a-public-model): validation loss at the end",
-            f"**{ours:.2f}** at the default rate",
-            "; ".join(f"{name}: {end:.2f}" for name, end in ends.items()),
-        ),
-        (
-            "[A harness of EPFL](docs/results.md#epfls-llm-optimizer-benchmark-characters-of-shakespeare) for language "
-            "models: loss after 500 steps, each at the best of its settings",
-            f"{epfl['wn-scion']:.2f}; with SOAP's basis and caps **{epfl['wn-soap-caps']:.2f}**",
-            f"SOAP {epfl['soap']:.2f}, schedule-free AdamW {epfl['sf-adamw']:.2f}, AdamW {epfl['adamw']:.2f}",
-        ),
-        (
-            "[MNIST](docs/certified-vision.md): test images proved to stay classified rightly within a distance of 1",
-            f"**{safe['wellnormed']:.1%}**",
-            f"{lip}, the network of its examples at {_rates(mnist[lip])}: {safe[lip]:.1%}",
-        ),
-        (
-            f"[A transformer](docs/training.md#what-the-presets-reach) on Shakespeare's characters, {len(runs)} seeds: "
-            "validation loss",
-            f"{loss:.3f} at a proved constant of {math.ceil(10 ** runs[0]['log10_lipschitz'] - 1e-9)}",
-            f"the models of nanoGPT and of its speedrun, with no proof: {max(own):.3f} and {min(own):.3f}",
-        ),
-        (
-            "[Time of a training step](docs/results.md#a-training-step) with caps, over one of AdamW, two CPU cores",
-            f"{step['cpu']['ratio']:.2f} at {step['cpu']['tokens_per_step']:,} tokens, {step['paper']['ratio']:.2f} at "
-            f"{step['paper']['tokens_per_step']:,}",
-            "AdamW: 1",
-        ),
-    ]
-    return "\n".join(table("measured | wellnormed | others", lines)).rstrip()
+        ("a faster start than AdamW's", "`wn.Scion(model)`",
+         f"[GPT-2](docs/results.md#three-optimizers-on-a-public-model) ends at {ours:.2f} at the default rate; at the "
+         f"best of three, {peers}"),
+        ("no schedule, no end", "`wn.Averaged(wn.Scion(model, momentum=0.5))`",
+         f"[the average](docs/optimizers.md#without-a-schedule) of the same at a constant rate: {averaged:.2f}"),
+        ("attention logits below 30", "`wn.constrain(optimizer, largest_logit=30.0, example_input=x)`",
+         f"[proved](docs/largest-logit.md) for every input, after every step; GPT-2 small starts at {gpt:.1f}"),
+        ("a critic or a distance of constant 1", constant,
+         f"[Wasserstein-1](docs/wasserstein.md) is proved to within {critic['wellnormed']:.1%}, spectral_norm within "
+         f"{critic['spectral_norm']:.1%}, deel-torchlip within {critic['deel-torchlip']:.1%}; [signed distances]"
+         f"(docs/signed-distance.md) overstep by at most {over['wellnormed']:.3f}, deel-torchlip's by "
+         f"{over['deel-torchlip']:.3f}"),
+        ("a certified classifier", "the same, and `wn.certify(model, x, margins=True).certified_radius(logits)`",
+         f"[digits](docs/certified-classifier.md), [MNIST](docs/certified-vision.md): {near:.1%} of test images "
+         f"proved within 0.3, {far:.1%} within 1.58 ([GloRo](https://arxiv.org/abs/2102.08452): 95.7% and 62.8%)"),
+        ("a contraction, an invertible block", "`wn.constrain(optimizer, lipschitz=0.9, example_input=x)`",
+         f"[at most 0.9](docs/contractions.md) after every step; spectral_norm's 1 ended at {lagging:.3f}"),
+        ("a score that rises in some inputs", "the same, and `+ slope * x`",
+         "[monotone](docs/monotone.md) for every input"),
+        ("ranges for float8", "`wn.certificates.number_formats(wn.certify(model))`",
+         "[scales](docs/low-precision.md#scales-for-e4m3-without-a-look-at-the-data) before the first input"),
+        ("a bound for a model that you have", "`wn.certify(model, x)`",
+         f"[five that others trained](docs/trained-models.md): {slowest:.0f} seconds at most, and bounds of any size"),
+    ]  # fmt: skip
+    return "\n".join(table("you want | you type | you get", lines)).rstrip()
 
 
 def vision_rows() -> list[dict[str, Any]]:
@@ -467,11 +533,6 @@ def certified() -> Lines:
     )
 
 
-def _rates(found: Best) -> str:
-    """Which rate it is of those that were tried, in words."""
-    return f"the best of {found.tried} rates" if found.tried > 1 else f"the rate {found.rate:g}"
-
-
 def _vision_row(kind: Kind, found: Best) -> list[object]:
     """A network and its training, accuracy, certified and attacked shares, the largest proved constant, and minutes."""
     results = found.results
@@ -500,6 +561,8 @@ def page() -> str:
     parts = (
         public_curves(),
         public_defaults(),
+        constant_one(),
+        trained(),
         frontier(),
         budget(),
         steps(),
@@ -514,8 +577,15 @@ def page() -> str:
 
 DOCS = ROOT / "docs"
 WITHIN = {
-    PAGE: page, ROOT / "README.md": facts, DOCS / "certified-vision.md": vision, DOCS / "papers.md": claims,
-}  # fmt: skip
+    PAGE: page,
+    ROOT / "README.md": facts,
+    DOCS / "certified-vision.md": vision,
+    DOCS / "papers.md": claims,
+    DOCS / "wasserstein.md": partial(job, "Wasserstein-1"),
+    DOCS / "signed-distance.md": partial(job, "signed distance"),
+    DOCS / "certified-classifier.md": partial(job, "digits"),
+    DOCS / "trained-models.md": trained_models,
+}
 """Pages with a part that is made from the files, and what makes it."""
 
 

@@ -14,7 +14,8 @@ from benchmarks.lightbench import MATRICES, VECTORS
 from docs.harnesses import pass_rates, ranks
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "llms.txt")
+PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
 PAPERS = {"LT": 40, "SC": 20, "MD": 25, "LMO": 28}
 """Rows at least, so that a table cannot become empty unnoticed."""
 
