@@ -112,8 +112,8 @@ class Joint:
         improved = {node: partial(self.bound, start) for node, start in ends_of_networks(walk).items()}
         if not improved:
             warn(
-                "certify: effort='high' found nothing to bound jointly: two linear maps or more, with nothing but "
-                "functions of every entry, sums and factors between them, that have few enough entries"
+                "certify: effort='high' has no effect here. It bounds two or more linear maps together if only "
+                "functions of single entries, sums and factors stand between them, and if they are small enough"
             )
         return Walk(walk.program, walk.ledger.radius, walk.ledger.promises, improved, walk.ledger.apart)
 

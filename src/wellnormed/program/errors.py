@@ -4,6 +4,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 DRAWS = "it draws random numbers; call `model.eval()`, and take noise out"
+OVERWRITES = (
+    "the model overwrites {} while it runs; write the result elsewhere, or call `model.eval()` if it is a running "
+    "statistic"
+)
 
 
 class UncertifiableError(ValueError):

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from wellnormed.program.dependence import dependence
-from wellnormed.program.errors import UncertifiableError
+from wellnormed.program.errors import OVERWRITES, UncertifiableError
 from wellnormed.program.operation import OPERATIONS, name_of, record_of
 from wellnormed.program.places import shown
 from wellnormed.program.program import Example, OwnTensor, Program
@@ -88,10 +88,7 @@ def _refuse_overwriting(program: ExportedProgram) -> None:
     for spec in program.graph_signature.output_specs:
         if spec.kind.name != "USER_OUTPUT":
             what = "the input" if spec.kind.name == "USER_INPUT_MUTATION" else shown(spec.target or "a tensor")
-            raise UncertifiableError(
-                f"it overwrites {what} while it runs; write its result elsewhere, or call `model.eval()` if it is a "
-                "running statistic"
-            )
+            raise UncertifiableError(OVERWRITES.format(what))
 
 
 def program_of(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
-from wellnormed.program.errors import DRAWS, UncertifiableError
+from wellnormed.program.errors import DRAWS, OVERWRITES, UncertifiableError
 
 
 class Snapshot:
@@ -33,10 +33,7 @@ class Snapshot:
         now = _tensors(model)
         for name, (_, content, *_) in self._tensors.items():
             if name not in now or not _same_bits(now[name], content):
-                raise UncertifiableError(
-                    f"it overwrites {name} while it runs; write its result elsewhere, or call `model.eval()` if it is "
-                    "a running statistic"
-                )
+                raise UncertifiableError(OVERWRITES.format(name))
 
     def restore(self) -> None:
         """Put everything back."""
