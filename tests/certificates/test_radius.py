@@ -18,7 +18,7 @@ def _classifier(standardise=False):
 def test_a_linear_map_has_its_distance_to_the_nearest_tie():
     model = nn.Linear(3, 2, bias=False)
     model.weight.data = torch.tensor([[1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
-    certificate = wn.certify(model, torch.zeros(1, 3), radius=math.inf, margins=True)
+    certificate = wn.certify(model, torch.zeros(1, 3), radius=math.inf, margins=True, arithmetic="real")
     x = torch.tensor([[0.5, 0.25, 9.0], [1.0, -1.0, 0.0]])
     radii = certificate.certified_radius(model(x))
     # what is taken off, and the slack of a claim
@@ -29,7 +29,7 @@ def test_a_linear_map_has_its_distance_to_the_nearest_tie():
 def test_no_attack_inside_the_radius_succeeds_and_some_outside_do():
     model = _classifier().double()
     x = torch.randn(64, 3, 2, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    certificate = wn.certify(model, x[:1], radius=math.inf)
+    certificate = wn.certify(model, x[:1], radius=10.0)
     logits = model(x)
     radii, label = certificate.certified_radius(logits), logits.argmax(1)
     assert bool((radii > 0).all())
@@ -51,7 +51,7 @@ def test_no_attack_inside_the_radius_succeeds_and_some_outside_do():
 
 def test_the_margin_is_used_where_it_is_less():
     model, x = _classifier(), torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(1))
-    plain, with_margin = (wn.certify(model, x, margins=each) for each in (False, True))
+    plain, with_margin = (wn.certify(model, x, margins=each, arithmetic="real") for each in (False, True))
     ratio = with_margin.certified_radius(model(x)) / plain.certified_radius(model(x))
     slope = with_margin.margin
     assert slope < math.sqrt(2) * plain.lipschitz
@@ -64,9 +64,10 @@ def test_pixels_are_counted_by_the_smallest_deviation_or_by_the_model():
     whole = _classifier(standardise=True)
     whole[0].running_mean, whole[0].running_var, whole[0].eps = mean, std.square() - 1e-5, 1e-5
     standardised = (x - mean[:, None, None]) / std[:, None, None]
-    outside = wn.certify(inner, x).certified_radius(inner(standardised), std=std.tolist())
-    within = wn.certify(whole, x).certified_radius(whole(x))
-    torch.testing.assert_close(outside, 0.2 * wn.certify(inner, x).certified_radius(inner(standardised)))
+    certificate, of_whole = (wn.certify(each, x, arithmetic="real") for each in (inner, whole))
+    outside = certificate.certified_radius(inner(standardised), std=std.tolist())
+    within = of_whole.certified_radius(whole(x))
+    torch.testing.assert_close(outside, 0.2 * certificate.certified_radius(inner(standardised)))
     assert bool((within >= outside * (1 - 1e-5)).all())  # float32 logits of two ways to standardise
 
 
@@ -75,6 +76,36 @@ def test_a_constant_model_keeps_its_class_everywhere_and_its_ties_nowhere():
     model.weight.data.zero_()
     certificate = wn.certify(model, torch.zeros(1, 3))
     assert certificate.certified_radius(torch.tensor([[1.0, 0.0], [1.0, 1.0]])).tolist() == [math.inf, 0.0]
+
+
+def test_rounding_is_taken_from_the_gap_twice():
+    model, x = _classifier(), torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(1))
+    real, executed = (wn.certify(model, x, arithmetic=each) for each in ("real", None))
+    assert real.forward_error is None
+    most = 2 * math.sqrt(2) * executed.forward_error
+    gap = torch.tensor([0.5, 1.0, 1.01, 3.0]) * most
+    logits = torch.cat([gap[:, None], torch.zeros(4, 4)], 1)
+    ratio = executed.certified_radius(logits) / real.certified_radius(logits)
+    torch.testing.assert_close(ratio, (1 - most / logits[:, 0].double()).clamp(min=0), rtol=1e-5, atol=1e-6)
+    assert executed.settled(logits).tolist() == [False, False, True, True]
+    with pytest.raises(ValueError, match="left out"):
+        real.settled(logits)
+
+
+def test_distances_of_rows_bound_what_rounding_does_to_a_gap():
+    model, x = _classifier(), torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(1))
+    plain, with_margin = (wn.certify(model, x, margins=each) for each in (False, True))
+    logits = torch.tensor([[1.0, 0, 0, 0, 0]]) * (2 * math.sqrt(2) * plain.forward_error)
+    assert [bool(each.settled(0.99 * logits)) for each in (plain, with_margin)] == [False, True]
+
+
+def test_a_radius_is_refused_where_a_sum_may_overflow():
+    certificate = wn.certify(nn.Linear(3, 2), torch.zeros(1, 3), radius=math.inf)
+    assert certificate.forward_error is None
+    assert "no bound of rounding: linear, linear" in str(certificate)
+    for call in (certificate.certified_radius, certificate.settled):
+        with pytest.raises(ValueError, match="arithmetic='real'"):
+            call(torch.tensor([[1.0, 0.0]]))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from campaigns.oracle import derive
 from tests.proof.documents import document_of
 from tests.proof.models import small
-from wellnormed.proof import CheckError, Proof, check, functions
+from wellnormed.proof import Bounds, CheckError, Proof, check, functions
 from wellnormed.proof.check import read_row
 from wellnormed.proof.decimals import root_down, rounding_up
 
@@ -138,13 +138,14 @@ def mend(document: Document, tensors: Tensors) -> None:
     """Drop the digests, derive all bounds anew, and state the results that follow from them, where any do."""
     document.update(tensors={}, computed={})
     for row in document["rows"]:
-        row.update(dict.fromkeys(("radius", "gain", "largest")))
+        row.update(dict.fromkeys(Bounds._fields))
     proof = proof_of(document, tensors)
     with rounding_up():
         gain = next(reversed(proof.rows.values())).bounds.gain.max()
         smallest = min(row.entries() for row in proof.inferences if row.operation == "input")
         document["lipschitz"] = str(gain / root_down(smallest))
         document["rms_lipschitz"] = str(gain / root_down(proof.inferences[-1].entries()))
+    document["unbounded_at"] = next(reversed(proof.values.values())).fault
     document["attention_logits"] = {
         row.name: list(map(str, row.logits)) for row in proof.inferences if row.logits is not None
     }

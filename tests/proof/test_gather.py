@@ -14,7 +14,7 @@ def base(random: np.random.Generator, axes: tuple[int, ...]) -> Base:
     """Four rows of six entries, whose groups have random bounds."""
     shape = [1 if axis in axes else n for axis, n in enumerate((4, 6))]
     sizes = np.frompyfunc(Decimal, 1, 1)(random.uniform(0.5, 2.0, shape))
-    return Base("base", (4, 6), axes, Bounds(sizes, sizes, sizes), None)
+    return Base("base", (4, 6), axes, Bounds(sizes, sizes, sizes, sizes), None)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -47,8 +47,8 @@ def test_random_sums_of_moved_entries(seed: int) -> None:
 
 def test_known_matrices() -> None:
     one = np.full((1, 1), Decimal(1), dtype=object)
-    vector = Base("base", (1, 4), (1,), Bounds(one, one, one), None)
-    entries = Base("entries", (1, 4), (), Bounds(one, one, one), None)
+    vector = Base("base", (1, 4), (1,), Bounds(one, one, one, one), None)
+    entries = Base("entries", (1, 4), (), Bounds(one, one, one, one), None)
     order, zero = np.arange(4).reshape(1, 4), np.zeros((1, 4), int)
     turn = np.array([[0.6, 0.6, 0.8, 0.8]])
     other = np.array([[-0.8, -0.8, 0.6, 0.6]])

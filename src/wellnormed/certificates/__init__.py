@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from wellnormed.proof import CheckError as CheckError
     from wellnormed.proof import Report as Report
     from wellnormed.proof import Row as Row
+    from wellnormed.proof.arithmetic import Arithmetic as Arithmetic
     from wellnormed.proof.decimals import shown as shown
 else:
     __getattr__, __dir__ = lazy_namespace(__name__)

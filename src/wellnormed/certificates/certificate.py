@@ -16,13 +16,14 @@ from wellnormed._files import json_text, parse_json, write_atomically
 from wellnormed._inputs import require_numbers
 from wellnormed.certificates import printing
 from wellnormed.certificates.document import ARITHMETIC, FORMAT_VERSION, fields_of, read_computed, row_document
-from wellnormed.certificates.radius import certified_radius
+from wellnormed.certificates.radius import certified_radius, settled
 from wellnormed.certificates.sizes import UNITS, Bound, entries_of, greatest, group_size, largest_rms, slope
 from wellnormed.lowering.stored import raw_tensor
 from wellnormed.program.comparing import Comparison
 from wellnormed.program.domain import Box, Domain, domain_of
 from wellnormed.program.program import Program
 from wellnormed.proof import Promise, Row
+from wellnormed.proof.arithmetic import Arithmetic
 from wellnormed.proof.decimals import rounding_up
 
 _DAMAGE = (
@@ -62,6 +63,10 @@ class Certificate:
     that was read from a file; `export` writes the program."""
     lower_bound: float | None = None
     """Largest gain that a search has found, in Euclidean norms; not part of the proof."""
+    execution: Arithmetic | None = None
+    """How sums and products are executed, beyond the dtypes of the graph; None where rounding errors are left out."""
+    unbounded_at: str = ""
+    """Name of the first row whose rounding errors have no bound; empty if all have one."""
     arithmetic: str = ARITHMETIC
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -97,6 +102,26 @@ class Certificate:
         return Bound(largest_rms(self.rows[-1], "gain"))
 
     @property
+    def forward_error(self) -> Bound | None:
+        """Largest Euclidean norm of what executing the program in floats changes in a group of its result.
+
+        It holds for every input of the domain, every batch and every order of summation; see `docs/rounding.md` for
+        what it assumes. None if the rounding errors of some operation have no bound: `unbounded_at` names the first.
+
+        Example:
+            >>> import torch, wellnormed as wn
+            >>> certificate = wn.certify(torch.nn.Linear(100, 10), torch.zeros(1, 100))
+            >>> 1e-6 < certificate.forward_error < 1e-3
+            True
+        """
+        return None if self.unbounded_at else Bound(greatest(self.rows[-1], "error"))
+
+    @property
+    def rms_forward_error(self) -> Bound | None:
+        """As `forward_error`, in root mean square of a group of the result."""
+        return None if self.unbounded_at else Bound(largest_rms(self.rows[-1], "error"))
+
+    @property
     def margin(self) -> Bound | None:
         """Largest change of the difference of two logits, as `lipschitz` measures it; None unless asked.
 
@@ -111,7 +136,9 @@ class Certificate:
         No input of the certificate's domain within this distance is classified otherwise; certify with
         `radius=math.inf`, or with `box=(0, 1)` for pixels. The radius is the gap of the two largest logits over a bound
         on how fast any gap changes: `sqrt(2)` times the constant, or `margin` if `certify(margins=True)` derived it and
-        it is smaller. A tie has the radius 0. The radius does not say whether the class is correct.
+        it is smaller. From the gap of executed logits, twice that is taken which rounding may add to it: `sqrt(2)`
+        times `forward_error`, once for this input and once for the moved one. A gap that is not larger has the radius
+        0. The radius does not say whether the class is correct.
 
         Args:
             logits: Results of the certified model, `(..., classes)`.
@@ -124,18 +151,40 @@ class Certificate:
             inputs, of a group of each.
 
         Raises:
-            ValueError: The logits have another shape than the model's, or are not finite, or std is not positive.
+            ValueError: The logits have another shape than the model's, or are not finite; std is not positive; or
+                the rounding errors have no bound, and `certify` was not asked for `arithmetic="real"`.
 
         Example:
             >>> import torch, wellnormed as wn
             >>> model = torch.nn.Linear(2, 2, bias=False)
             >>> _ = model.weight.data.copy_(torch.eye(2))
-            >>> certificate = wn.certify(model, torch.zeros(1, 2), radius=float("inf"))
+            >>> certificate = wn.certify(model, torch.zeros(1, 2), radius=float("inf"), arithmetic="real")
             >>> x = torch.tensor([[2.0, 0.0], [1.0, 1.0]])
             >>> certificate.certified_radius(model(x))  # (1, 1) is the nearest input with a tie, at sqrt(2)
             tensor([1.4142, 0.0000], dtype=torch.float64)
         """
         return certified_radius(self, logits, std)
+
+    def settled(self, logits: Tensor) -> Tensor:
+        """Which predictions no machine, batch, kernel or order of sums can change: a boolean tensor `(...)`.
+
+        The largest executed logit leads by more than `2 sqrt(2) forward_error`, which is the most by which two
+        executions of the program, in the arithmetic that the certificate states, change the difference of two logits.
+
+        Args:
+            logits: Results of the certified program, `(..., classes)`, executed on inputs of the domain.
+
+        Raises:
+            ValueError: The logits have another shape than the model's, or are not finite; or the rounding errors have
+                no bound.
+
+        Example:
+            >>> import torch, wellnormed as wn
+            >>> certificate = wn.certify(torch.nn.Linear(3, 2), torch.zeros(1, 3))
+            >>> certificate.settled(torch.tensor([[0.5, 0.25], [0.5, 0.5 + 1e-7]]))
+            tensor([ True, False])
+        """
+        return settled(self, logits)
 
     @property
     def largest_logit(self) -> Bound | None:
@@ -263,6 +312,8 @@ class Certificate:
             "lipschitz": str(self.lipschitz.exact),
             "rms_lipschitz": str(self.rms_lipschitz.exact),
             "each_sample": self.each_sample,
+            "execution": None if self.execution is None else asdict(self.execution),
+            "unbounded_at": self.unbounded_at,
             "lower_bound": self.lower_bound,
             "attention_logits": {name: list(map(str, heads)) for name, heads in self.attention_logits.items()},
             "rows": [row_document(row) for row in self.rows],

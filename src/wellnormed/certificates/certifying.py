@@ -14,6 +14,7 @@ from wellnormed._devices import default_on_cpu
 from wellnormed._inputs import require_module, require_numbers
 from wellnormed._version import VERSION
 from wellnormed.certificates.certificate import Certificate
+from wellnormed.certificates.orders import require_lanes
 from wellnormed.certificates.promising import any_entries, promise_of
 from wellnormed.constraints import Constraints
 from wellnormed.constraints.matching import serving
@@ -25,6 +26,7 @@ from wellnormed.program.domain import Box, Domain
 from wellnormed.program.errors import UncertifiableError, refusing
 from wellnormed.program.program import Example, Program, arguments_of, tensors_of
 from wellnormed.proof import Promise
+from wellnormed.proof.arithmetic import Arithmetic
 from wellnormed.proof.check import conclude
 from wellnormed.proof.decimals import assumed, shown
 from wellnormed.proof.files import parse_json
@@ -44,6 +46,7 @@ def certify(
     margins: bool = False,
     within: Constraints | None = None,
     effort: Literal["standard", "high"] | Joint = "standard",
+    arithmetic: Arithmetic | Literal["real"] | None = None,
     **inputs: Any,
 ) -> Certificate:
     """Prove how much a model's result can change when its input changes: a Lipschitz constant, with its proof.
@@ -61,7 +64,7 @@ def certify(
     tensors are fixed to the example's values.
 
     The proof holds for the captured program (the graph with its stored tensors, which `wellnormed.export` writes and
-    runs) in real arithmetic; it does not cover the rounding errors and overflows of execution in floats. A conversion
+    runs) in real arithmetic; `forward_error` bounds what execution in floats adds, in any order of sums. A conversion
     between floats of 16 bits or more counts as the identity; if it rounds, `Certificate.rounds` lists it, and a
     formula with such a conversion inside is not recognised as one. A conversion to fewer bits is refused.
 
@@ -87,6 +90,9 @@ def certify(
             jointly by the multipliers of LipSDP instead of by the product of their norms. Finding these takes seconds
             to minutes. Convolutions, attention and normalizations are bounded as before. (`require_same_model` passes
             the multipliers of a certificate, as a `Joint`.)
+        arithmetic: How the program's sums and products are executed, for `Certificate.forward_error`: an `Arithmetic`
+            says more than that sums have any order. With `"real"`, rounding errors are left out, and
+            `Certificate.certified_radius` holds in real arithmetic.
         inputs: Further arguments of the model's call, by keyword, beside or instead of `example_input`:
             `input_ids=tokens`. An input whose name is one of the settings above goes into the dictionary
             `example_input`.
@@ -116,7 +122,11 @@ def certify(
         raise ValueError(
             "certify: effort='high' needs the entries of weights, and within= knows their caps only; leave one out"
         )
-    settings = {"radius": radius, "box": box, "output": output, "margins": margins, "within": within, "effort": effort}
+    if arithmetic not in (None, "real") and not isinstance(arithmetic, Arithmetic):
+        raise ValueError(f"certify: arithmetic={arithmetic!r} must be an Arithmetic or 'real'")
+    execution = None if arithmetic == "real" else arithmetic or Arithmetic()
+    settings: dict[str, Any] = {"radius": radius, "box": box, "output": output, "margins": margins, "within": within}
+    settings |= {"effort": effort, "arithmetic": arithmetic}
     example = example_input
     if not isinstance(model, Program):
         example = with_keywords("certify", model, example_input, settings, inputs)
@@ -126,21 +136,25 @@ def certify(
     def bound(program: Program) -> None:
         promises = {} if isinstance(model, Program) else promises_of(model, within, program)
         try:
-            walks.append(walked(program, domain, promises, margins))
+            walks.append(walked(program, domain, promises, margins, execution))
         except UncertifiableError as error:
             without = [name for name, promise in promises.items() if promise is None]
             if isinstance(model, Program) or not without:
                 raise
-            walks.append(_of_logits(program, domain, promises, margins, refused(error, model, without)))
+            walks.append(_of_logits(program, domain, promises, margins, execution, refused(error, model, without)))
         if joint is not None:
             walks[-1] = joint.improved(walks[-1])
             walks[-1].run(margins)
 
     if isinstance(model, Program):
         bound(model)
-        return certificate_of(walks[-1])
-    program = capture(model, example_of(model, example, "certify"), output, domain=domain, accept=bound)
-    return certificate_of(walks[-1], program, program.comparison)
+        program, comparison = None, None
+    else:
+        program = capture(model, example_of(model, example, "certify"), output, domain=domain, accept=bound)
+        comparison = program.comparison
+    if execution is not None and execution.lanes:
+        require_lanes(list(walks[-1].ledger.proof.rows.values()), execution)
+    return certificate_of(walks[-1], program, comparison)
 
 
 def certificate_of(walk: Walk, program: Program | None = None, comparison: Comparison | None = None) -> Certificate:
@@ -167,6 +181,8 @@ def certificate_of(walk: Walk, program: Program | None = None, comparison: Compa
         fixed=tuple(sorted(walk.fixed)),
         attention_logits={row.name: tuple(row.logits) for row in proof.inferences if row.logits is not None},
         each_sample=program.each_sample,
+        execution=proof.arithmetic,
+        unbounded_at=proof.values[next(reversed(proof.rows))].fault,
         comparison=comparison,
         program=program,
         versions={"wellnormed": VERSION, "torch": str(torch.__version__), "numpy": np.__version__}
@@ -189,7 +205,12 @@ def refused(error: UncertifiableError, model: nn.Module, names: list[str]) -> Un
 
 
 def _of_logits(
-    program: Program, domain: Domain, promises: dict[str, Promise | None], margins: bool, error: UncertifiableError
+    program: Program,
+    domain: Domain,
+    promises: dict[str, Promise | None],
+    margins: bool,
+    execution: Arithmetic | None,
+    error: UncertifiableError,
 ) -> Walk:
     """Walk again, with entries up to 10^36 in parameters that have no promise; for models with attention.
 
@@ -200,7 +221,7 @@ def _of_logits(
     """
     try:
         filled = {name: each or any_entries(name, program.stored[name].tensor) for name, each in promises.items()}
-        walk = walked(program, domain, filled, margins)
+        walk = walked(program, domain, filled, margins, execution)
     except UncertifiableError:
         raise error from None
     logits = [max(row.logits) for row in walk.ledger.proof.inferences if row.logits is not None]

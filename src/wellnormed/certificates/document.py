@@ -1,5 +1,6 @@
 """A certificate's document: its fields as JSON holds them, and back. The kernel reads rows and promises."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from wellnormed.lowering.stored import raw_tensor
 from wellnormed.program.comparing import CIRCUMSTANCES, Comparison
 from wellnormed.program.domain import DTYPES
 from wellnormed.proof import Bounds, Row
+from wellnormed.proof.arithmetic import Executed
 from wellnormed.proof.decimals import Decimals
 from wellnormed.proof.promises import Promise
 from wellnormed.proof.reading import read
@@ -53,8 +55,14 @@ def row_document(row: Row) -> dict[str, Any]:
         ],
         "reads": [list(axes) for axes in row.reads],
         "axes": list(row.axes),
+        **({} if row.executed is None else {"executed": _executed_document(row.executed)}),
         **{what: None if row.bounds is None else _array_document(getattr(row.bounds, what)) for what in Bounds._fields},
     }
+
+
+def _executed_document(executed: Executed) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    return {key: each for key, each in asdict(executed).items() if each is not None and (key, each) != ("beside", 0.0)}
 
 
 def _array_document(array: Decimals) -> dict[str, Any]:
@@ -68,7 +76,10 @@ def fields_of(document: dict[str, Any]) -> dict[str, Any]:
         "rows": tuple(map(read_row, read_document.rows)),
         "promises": tuple(read(Promise, each, "the promise") for each in read_document.promises),
         **{key: getattr(read_document, key) for key in ("tensors", "fixed", "attention_logits")},
-        **{key: getattr(read_document, key) for key in ("each_sample", "lower_bound", "arithmetic", "versions")},
+        **{
+            key: getattr(read_document, key)
+            for key in ("each_sample", "execution", "unbounded_at", "lower_bound", "arithmetic", "versions")
+        },
         "comparison": _comparison(read_document.comparison),
     }
 

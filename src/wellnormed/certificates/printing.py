@@ -11,6 +11,7 @@ from wellnormed.certificates.sizes import entries_of, greatest, largest_rms, sho
 from wellnormed.program.comparing import NOT_COMPARED
 from wellnormed.program.domain import Box, domain_of
 from wellnormed.proof import Row
+from wellnormed.proof.check import arithmetic_of, of_rounding
 from wellnormed.proof.decimals import assumed, between, shown
 from wellnormed.proof.reading import word
 
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
     from wellnormed.certificates.certificate import Certificate
 
 PROOF = (
-    "of the captured program (the graph with its stored tensors, which `wn.export` writes and runs) in real "
-    "arithmetic, not of the rounding errors and overflows of its execution in floats"
+    "of the captured program (the graph with its stored tensors, which `wn.export` writes and runs) in real arithmetic"
 )
 """The end of the sentence "a certificate is a proof ..."."""
 
@@ -34,6 +34,7 @@ def table(certificate: "Certificate") -> str:
         f"norms: {certificate.norms}",
         f"domain: {certificate.domain}",
         f"proved of the captured program; {_briefly(certificate)}; statement() has all of it",
+        rounding(certificate),
         *_why_large(certificate),
     ]
     if certificate.promises:
@@ -74,14 +75,22 @@ def sentence(certificate: "Certificate") -> str:
 
 
 def statement(certificate: "Certificate") -> str:
-    """Three lines: the proved statement, the comparison with the model's code, and the circumstances it left out."""
+    """The proved statement, what rounding adds, the comparison with the model's code, and what that left out."""
     return "\n".join(
         [
             f"proof: {PROOF}",
+            f"rounding: {rounding(certificate)}",
             f"compared: {certificate.compared}",
             f"not compared: {', '.join(NOT_COMPARED)}",
         ]
     )
+
+
+def rounding(certificate: "Certificate") -> str:
+    """The statement about rounding errors."""
+    error = certificate.forward_error
+    words = arithmetic_of(certificate.rows, certificate.execution, certificate.unbounded_at)
+    return of_rounding(words, None if error is None else error.exact)
 
 
 def _briefly(certificate: "Certificate") -> str:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from wellnormed.certificates import printing
+from wellnormed.certificates.sizes import greatest
 from wellnormed.proof.decimals import float_up, root, rounding_up
 
 if TYPE_CHECKING:
@@ -21,17 +23,41 @@ def certified_radius(certificate: "Certificate", logits: Tensor, std: float | Se
     deviations = [float(each) for each in (std if isinstance(std, Sequence) else [std])]
     if not deviations or not all(0 < each < math.inf for each in deviations):
         raise ValueError(f"certified_radius: std={std} must be positive and finite: what every channel was divided by")
+    gap = _gap("certified_radius", certificate, logits)
+    if certificate.execution is not None:
+        gap = gap * (1 - _ROUNDING) - _changed_by_rounding("certified_radius", certificate)
+    return torch.where(gap > 0, gap / _slope_of_a_gap(certificate), 0.0) * (min(deviations) * (1 - _ROUNDING))
+
+
+def settled(certificate: "Certificate", logits: Tensor) -> Tensor:
+    """See `Certificate.settled`."""
+    return _gap("settled", certificate, logits) * (1 - _ROUNDING) > _changed_by_rounding("settled", certificate)
+
+
+def _changed_by_rounding(caller: str, certificate: "Certificate") -> float:
+    """Most by which two executions change the difference of two logits."""
+    if (error := certificate.forward_error) is None:
+        raise ValueError(
+            f"{caller}: {printing.rounding(certificate)}. For a result in real arithmetic, which no machine executes, "
+            "certify with arithmetic='real'" + " and call certified_radius" * (caller == "settled")
+        )
+    with rounding_up():
+        of_margins = [greatest(row, "error") for row in certificate.rows if row.operation == "margin"]
+        return float_up(2 * min([root(2) * error.exact, *of_margins]))
+
+
+def _gap(caller: str, certificate: "Certificate", logits: Tensor) -> Tensor:
+    """The difference of the two largest logits."""
     classes = certificate.rows[-1].shape[-1]
     if not logits.is_floating_point() or not logits.ndim or logits.shape[-1] != classes or classes < 2:
         raise ValueError(
-            f"certified_radius: logits of shape {tuple(logits.shape)} and {logits.dtype} must be floats, of which the "
+            f"{caller}: logits of shape {tuple(logits.shape)} and {logits.dtype} must be floats, of which the "
             f"last axis has the {classes} entries of the certified result, at least 2"
         )
     if not bool(torch.isfinite(logits).all()):
-        raise ValueError("certified_radius: logits have entries that are not finite; no prediction follows from them")
+        raise ValueError(f"{caller}: logits have entries that are not finite; no prediction follows from them")
     first, second = logits.detach().double().topk(2, dim=-1).values.unbind(-1)
-    gap, slope = first - second, _slope_of_a_gap(certificate)
-    return torch.where(gap > 0, gap / slope, 0.0) * (min(deviations) * (1 - _ROUNDING))
+    return first - second
 
 
 def _slope_of_a_gap(certificate: "Certificate") -> float:

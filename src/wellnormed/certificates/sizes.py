@@ -48,13 +48,13 @@ def group_size(row: Row) -> int:
 
 
 def largest_rms(row: Row, what: str) -> Decimal:
-    """The largest `radius` or `gain` of a row's groups, in root mean squares."""
+    """The largest `radius`, `gain` or `error` of a row's groups, in root mean squares."""
     with rounding_up():
         return greatest(row, what) / root_down(group_size(row))
 
 
 def greatest(row: Row, what: str) -> Decimal:
-    """The largest `radius` or `gain` of a row's groups, in Euclidean norms."""
+    """The largest `radius`, `gain` or `error` of a row's groups, in Euclidean norms."""
     return max(getattr(row.bounds, what).flat, default=Decimal(0))
 
 

@@ -105,7 +105,10 @@ def require_same_model(
     domain = settings_of(certificate.input_domain)
     joint = Joint(certificate.rows, certificate.computed)
     effort = joint if any(row.operation == "lipsdp" for row in certificate.rows) else "standard"
-    fresh = certify(model, example_input, **domain, output=output, margins=margins, within=within, effort=effort)
+    fresh = certify(
+        model, example_input, **domain, output=output, margins=margins, within=within, effort=effort,
+        arithmetic=certificate.execution or "real",
+    )  # fmt: skip
     if len(fresh.rows) != len(certificate.rows):
         raise CheckError(
             f"the model executes {len(fresh.rows)} operations, the certificate has {len(certificate.rows)}"

@@ -20,7 +20,7 @@ from wellnormed.lowering.operations.activation import apply
 from wellnormed.lowering.operations.movement import as_value
 from wellnormed.lowering.operations.normalization import centre, euclidean_norm, smooth_norm
 from wellnormed.lowering.operations.selection import larger, paired, settings_of, windows
-from wellnormed.lowering.patterns import Lowering
+from wellnormed.lowering.patterns import Lowering, Stated
 from wellnormed.proof.value import Value
 
 Y = Anything("y")
@@ -98,12 +98,12 @@ def _complement(ledger: Ledger, f: Mapping[str, Any]) -> Value:
 
 CONTRACTIONS: list[tuple[Any, Lowering]] = [
     *(
-        (_chosen(lesser), lambda ledger, f, lesser=lesser: larger(ledger, f["x"], f["y"], lesser))
+        (_chosen(lesser), Stated(lambda ledger, f, lesser=lesser: larger(ledger, f["x"], f["y"], lesser)))
         for lesser in (False, True)
     ),
     (
         op("sub", X, op("mean.dim", X, Anything("dims"), True, rest="mean_rest")),
-        lambda ledger, f: centre(ledger, f["x"], f["dims"]),
+        Stated(lambda ledger, f: centre(ledger, f["x"], f["dims"])),
     ),
     (op("sub", X, op("tanh.default", X)), lambda ledger, f: apply(ledger, "tanhshrink", f["x"])),
     *((_lp_pool(axes), partial(_pool, axes)) for axes in (1, 2, 3)),
@@ -136,7 +136,7 @@ def rectified(nodes: Iterable[fx.Node], same: Mapping[fx.Node, fx.Node]) -> dict
                 parts.setdefault(found["x"], {})[node] = {**found, "inner": inner, "outer": outer}
                 break
     both = [each for each in parts.values() if len({found["inner"] for found in each.values()}) == 2]
-    return {node: (_bound_rectified, found) for each in both for node, found in each.items()}
+    return {node: (Stated(_bound_rectified), found) for each in both for node, found in each.items()}
 
 
 def _bound_rectified(ledger: Ledger, f: Mapping[str, Any]) -> Value:

@@ -1,8 +1,9 @@
 """The ledger that operations write to: a growing proof, claims on stored tensors, refusals that say where they are."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -14,6 +15,7 @@ from wellnormed.lowering.stored import raw_tensor
 from wellnormed.program.domain import STORED, Domain
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.proof import Bounds, CheckError, Claim, Promise, Proof, Row
+from wellnormed.proof.arithmetic import Arithmetic, Executed
 from wellnormed.proof.gather import gather
 from wellnormed.proof.value import LARGE, Value
 
@@ -46,16 +48,21 @@ class Ledger:
         apart: Whether operations on vectors, such as norm layers, put each vector of their result into a separate
             group. Its radius is then known, which attention needs, but joint changes of all vectors are bounded less
             tightly.
+        arithmetic: As for `Proof`.
     """
 
     def __init__(
-        self, radius: Domain, promises: Mapping[str, Promise | None] | None = None, apart: bool = False
+        self,
+        radius: Domain,
+        promises: Mapping[str, Promise | None] | None = None,
+        apart: bool = False,
+        arithmetic: Arithmetic | None = None,
     ) -> None:
         self.promises: Mapping[str, Promise | None] = promises or {}
         """Name of a parameter whose entries are NaN -> the promise that a constraint makes of it, or None."""
         self.radius = radius
         """The domain: largest root mean square of a group of the input, infinity, or a `Box` for its entries."""
-        self.proof = Proof()
+        self.proof = Proof(arithmetic=arithmetic)
         """The rows, with the bounds that follow from them."""
         self.used: dict[str, Stored] = {}
         """Name -> stored tensor that a row uses."""
@@ -69,6 +76,8 @@ class Ledger:
         """Names of two values -> both side by side along a new last axis."""
         self.apart = apart
         """Whether operations on vectors put each vector into a separate group."""
+        self.executed: Executed | None = None
+        """How the rows of the current operation are executed; None if it executes something else than its rows."""
         self.joined = False
         """Whether an operation on vectors has put several of them into one group."""
         self.dtype = torch.float32
@@ -103,6 +112,7 @@ class Ledger:
         constants: Mapping[str, Any] | None = None,
         claims: Sequence[Claim] = (),
         name: str | None = None,
+        roundings: int | None = None,
     ) -> Value:
         """Add the row of a primitive to the proof and return its result.
 
@@ -114,6 +124,7 @@ class Ledger:
             constants: Numbers that the executed operation applies; refused if they are not finite.
             claims: The claims on its weights, as `prove` returned them.
             name: The name of the row; by default that of the current operation.
+            roundings: How often each addend is rounded, if not as often as in the row; see `proof.arithmetic`.
 
         Raises:
             UncertifiableError: The row does not follow; the message gives the reason.
@@ -134,13 +145,35 @@ class Ledger:
         for (value, _), each in zip(reads, read, strict=True):
             self.divide(value, each)
         inputs = [value for value, _ in reads]
-        return self._add(self.unique_name(name), primitive, inputs, shape, constants, claims, read, axes)
+        executed = self._executed(primitive, roundings)
+        return self._add(self.unique_name(name), primitive, inputs, shape, constants, claims, read, axes, executed)
 
     def move(
-        self, operation: str, inputs: Sequence[Value], shape: Sequence[int], constants: Mapping[str, Any]
+        self,
+        operation: str,
+        inputs: Sequence[Value],
+        shape: Sequence[int],
+        constants: Mapping[str, Any],
+        roundings: int | None = None,
+        beside: float = 0.0,
     ) -> Value:
-        """Add the row of a move to the proof and return its result; see `lowering.moves`."""
-        return self._add(self.unique_name(), operation, inputs, shape, constants)
+        """Add the row of a move to the proof and return its result; see `lowering.moves` and `proof.arithmetic`."""
+        executed = self._executed(operation, roundings, beside)
+        return self._add(self.unique_name(), operation, inputs, shape, constants, executed=executed)
+
+    def _executed(self, operation: str, roundings: int | None, beside: float = 0.0) -> Executed | None:
+        if self.executed is None or operation in _EXACT:
+            return None
+        return replace(self.executed, roundings=roundings, beside=beside)
+
+    @contextmanager
+    def not_executed(self) -> Iterator[None]:
+        """Rows that are added inside are not what the operation executes."""
+        executed, self.executed = self.executed, None
+        try:
+            yield
+        finally:
+            self.executed = executed
 
     def least(self, *values: Value) -> Value:
         """The value with the smallest gain, of several values that bound the same tensor in different ways."""
@@ -177,7 +210,7 @@ class Ledger:
                 own = (*row.axes[:-1], len(row.shape))
                 inputs = [self.proof.values[each] for each in row.inputs]
                 shape, constants = (*batch, parts, outputs // parts), {"parts": parts}
-                self._add(name, "linear", inputs, shape, constants, [weight, *bias], row.reads, own)
+                self._add(name, "linear", inputs, shape, constants, [weight, *bias], row.reads, own, row.executed)
 
     def _add(
         self,
@@ -189,11 +222,13 @@ class Ledger:
         claims: Sequence[Claim] = (),
         reads: tuple[tuple[int, ...], ...] = (),
         axes: tuple[int, ...] = (),
+        executed: Executed | None = None,
     ) -> Value:
         self._require_finite(constants := dict(constants or {}))
         names = tuple(each.name for each in inputs)
         try:
-            return self.proof.add(Row(name, operation, names, tuple(shape), constants, tuple(claims), reads, axes))
+            row = Row(name, operation, names, tuple(shape), constants, tuple(claims), reads, axes, executed)
+            return self.proof.add(row)
         except CheckError as error:
             raise self.refuse(f"{error}") from error
 
@@ -328,6 +363,10 @@ class Ledger:
             for each in number if isinstance(number, list | tuple) else [number]:
                 if isinstance(each, float) and not Decimal(each).is_finite():
                     raise self.refuse(f"its constant {key}={number} is not finite; make it so")
+
+
+_EXACT = ("pick", "constant", "rounding", "input", "output", "lipsdp")
+"""Rows whose errors follow without a word of how they are executed."""
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 from wellnormed.lowering.axes import inner_axes
 from wellnormed.lowering.ledger import Ledger, Stored
 from wellnormed.proof.decimals import float_up
-from wellnormed.proof.functions import shape_of
+from wellnormed.proof.functions import ERRORS, shape_of
 from wellnormed.proof.value import UNIT, Base, Value
 
 Move = Callable[[Tensor], Tensor]
@@ -107,15 +107,18 @@ def side_by_side(ledger: Ledger, xs: Sequence[Value], place: Callable[[list[Tens
     def alone(number: int) -> Move:
         return lambda x: place([x if i == number else x.new_zeros(other.shape) for i, other in enumerate(xs)])
 
-    return add(ledger, [pick(ledger, x, alone(number)) for number, x in enumerate(xs)])
+    return add(ledger, [pick(ledger, x, alone(number)) for number, x in enumerate(xs)], roundings=0)
 
 
-def add(ledger: Ledger, xs: Sequence[Value]) -> Value:
-    """The sum; shapes broadcast."""
+def add(ledger: Ledger, xs: Sequence[Value], roundings: int | None = None, beside: float = 0.0) -> Value:
+    """The sum; shapes broadcast. Each addend is rounded as often as in any order of sums, or more often if stated.
+
+    With `roundings=0`, no two values have an entry at one place; for `beside` see `proof.arithmetic.Executed`.
+    """
     if len(xs) == 1:
         return xs[0]
     shape = np.broadcast_shapes(*(x.shape for x in xs))
-    return _in_place(ledger, xs, ledger.move("add", xs, shape, {}))
+    return _in_place(ledger, xs, ledger.move("add", xs, shape, {}, roundings, beside))
 
 
 def _in_place(ledger: Ledger, xs: Sequence[Value], total: Value) -> Value:
@@ -131,12 +134,27 @@ def _in_place(ledger: Ledger, xs: Sequence[Value], total: Value) -> Value:
     present = [np.any([term.index >= 0 for term in x.terms], axis=0) for x in xs if x.terms]
     if np.sum(present, axis=0).max() > 1:
         return total
-    arguments = ledger.move("add", [_argument(ledger, x) for x in xs], total.shape, {})
-    return ledger.least(total, ledger.derive("contraction", [(arguments, inner_axes(arguments))], shape=total.shape))
+    if not all(map(_exact, xs)):
+        with ledger.not_executed():
+            return ledger.least(total, _contracted(ledger, xs, total.shape))
+    return ledger.least(total, _contracted(ledger, xs, total.shape))
 
 
-def _function(x: Value) -> tuple[Value, float] | None:
-    """Argument and largest slope of the entrywise function that x is the result of, if it maps 0 to 0; else None."""
+def _contracted(ledger: Ledger, xs: Sequence[Value], shape: tuple[int, ...]) -> Value:
+    arguments = ledger.move("add", [_argument(ledger, x) for x in xs], shape, {}, roundings=0)
+    return ledger.derive("contraction", [(arguments, inner_axes(arguments))], shape=shape, roundings=0)
+
+
+def _exact(x: Value) -> bool:
+    """Whether the functions that a value results from round nothing, nor does a factor of it."""
+    if (function := _function(x)) is None:
+        return True
+    argument, _, name = function
+    return not any(ERRORS.get(name, (1,))) and not x.terms[0].error and _exact(argument)
+
+
+def _function(x: Value) -> tuple[Value, float, str] | None:
+    """Argument, largest slope and name of the entrywise function that x results from, if it maps 0 to 0; else None."""
     term = x.terms[0] if len(x.terms) == 1 else None
     if term is None or not isinstance(term.base, Base) or (term.factor is not None and term.factor.ndim):
         return None
@@ -144,7 +162,7 @@ def _function(x: Value) -> tuple[Value, float] | None:
     if row is None or row.operation != "elementwise" or row.claims:
         return None
     shape = shape_of(row.constants["function"], *row.constants["numbers"])
-    return None if shape.at_zero else (row.inputs[0], float_up(shape.slope))
+    return None if shape.at_zero else (row.inputs[0], float_up(shape.slope), row.constants["function"])
 
 
 def _origins(x: Value) -> set[Base]:
@@ -158,14 +176,16 @@ def _argument(ledger: Ledger, x: Value) -> Value:
     """A value y such that x is an entrywise function of y with slopes of at most 1 that maps 0 to 0."""
     if (function := _function(x)) is None:
         return x
-    (argument, slope), (term,) = function, x.terms
+    (argument, slope, _), (term,) = function, x.terms
     index = torch.from_numpy(np.array(term.index, np.int64))
     placed = pick(ledger, argument, lambda t: torch.where(index >= 0, t.reshape(-1)[index], 0.0))
     factor = 1.0 if term.factor is None else abs(float(term.factor)) * (1 + UNIT * 4 * (term.roundings + 1))
     return _argument(ledger, placed if slope * factor == 1 else times(ledger, placed, slope * factor))
 
 
-def times(ledger: Ledger, x: Value, factor: float | Stored, *, divide: bool = False) -> Value:
+def times(
+    ledger: Ledger, x: Value, factor: float | Stored, *, divide: bool = False, roundings: int | None = None
+) -> Value:
     """The product with a number or a stored tensor whose shape broadcasts, or the quotient.
 
     Raises:
@@ -174,7 +194,7 @@ def times(ledger: Ledger, x: Value, factor: float | Stored, *, divide: bool = Fa
     constant = ledger.use(factor) if isinstance(factor, Stored) else float(factor)
     other = tuple(factor.tensor.shape) if isinstance(factor, Stored) else ()
     shape = np.broadcast_shapes(x.shape, other)
-    return ledger.move("times", [x], shape, {"divisor" if divide else "factor": constant})
+    return ledger.move("times", [x], shape, {"divisor" if divide else "factor": constant}, roundings)
 
 
 def number(ledger: Ledger, content: float) -> Value:

@@ -115,7 +115,9 @@ class Joint:
                 "certify: effort='high' has no effect here. It bounds two or more linear maps together if only "
                 "functions of single entries, sums and factors stand between them, and if they are small enough"
             )
-        return Walk(walk.program, walk.ledger.radius, walk.ledger.promises, improved, walk.ledger.apart)
+        ledger = walk.ledger
+        arithmetic = ledger.proof.arithmetic
+        return Walk(walk.program, ledger.radius, ledger.promises, improved, ledger.apart, arithmetic)
 
     def bound(self, of: str, ledger: Ledger, end: Value) -> Value:
         """The end of the network that starts at the row `of`, with the joint bound; unchanged if that is not lower."""

@@ -12,7 +12,7 @@ from wellnormed.lowering.ledger import Ledger, Stored
 from wellnormed.lowering.matching import SQUARE, Anything, Found, Number, Op, X, add, mul, op, peel
 from wellnormed.lowering.moves import pick
 from wellnormed.lowering.operations.activation import apply
-from wellnormed.lowering.operations.attention import attend
+from wellnormed.lowering.operations.attention import attend, largest_shown
 from wellnormed.lowering.operations.linear import convex_potential
 from wellnormed.lowering.operations.normalization import axes_of, normalize, project, standardize, to_unit
 from wellnormed.lowering.rounding import rounds
@@ -102,19 +102,42 @@ _LEAKY = tuple(
 )
 """`leaky_relu` by a comparison."""
 Lowering = Callable[[Ledger, Mapping[str, Any]], Value]
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A lowering of a pattern whose rows state the roundings of all operations that the pattern stands for."""
+
+    lowering: Lowering
+    short: bool = True
+    """Whether they do so for floats of 16 bits, which every operation rounds to."""
+
+    def __call__(self, ledger: Ledger, found: Mapping[str, Any]) -> Value:
+        return self.lowering(ledger, found)
+
+
 PATTERNS: list[tuple[Any, Lowering]] = [
-    (_by_root(X, add(_MEAN_SQUARE, _EPS)), lambda ledger, f: normalize(ledger, f["x"], f["dims"], f["eps"])),
-    (_by_root(X, add(_SUM, _EPS)), lambda ledger, f: to_unit(ledger, f["x"], f["dims"], f["eps"], squared=True)),
+    (
+        _by_root(X, add(_MEAN_SQUARE, _EPS)),
+        Stated(lambda ledger, f: normalize(ledger, f["x"], f["dims"], f["eps"], False)),
+    ),
+    (
+        _by_root(X, add(_SUM, _EPS)),
+        Stated(lambda ledger, f: to_unit(ledger, f["x"], f["dims"], f["eps"], squared=True)),
+    ),
     (_by_root(_CENTRED, add(_spread("var"), _EPS)), partial(_standardized, squared=True)),
     (_by(_CENTRED, add(_spread("std"), _EPS)), partial(_standardized, squared=False)),
-    (_BALL, lambda ledger, f: project(ledger, f["x"], f["dims"], scale=f.get("scale", 1.0))),
-    (_RADIAL, lambda ledger, f: project(ledger, f["x"], f["dims"], radius=f.get("radius", 1.0))),
-    (_UNIT, lambda ledger, f: to_unit(ledger, f["x"], f["dims"], f["eps"], f.get("share", 1 / f.get("count", 1.0)))),
-    (_by(X, add(op("sqrt.default", _MEAN_SQUARE), _EPS)), _by_mean_square),
-    (op(_DIV, X, add(op("abs.default", X), 1)), lambda ledger, f: apply(ledger, "softsign", f["x"])),
-    (_LEAKY, lambda ledger, f: apply(ledger, "leaky_relu", f["x"], f["slope"])),
-    (_gated(_TANH), lambda ledger, f: apply(ledger, "gelu_tanh", f["x"])),
-    (_gated(_ERF), lambda ledger, f: apply(ledger, "gelu", f["x"])),
+    (_BALL, Stated(lambda ledger, f: project(ledger, f["x"], f["dims"], scale=f.get("scale", 1.0)))),
+    (_RADIAL, Stated(lambda ledger, f: project(ledger, f["x"], f["dims"], radius=f.get("radius", 1.0)))),
+    (
+        _UNIT,
+        Stated(lambda ledger, f: to_unit(ledger, f["x"], f["dims"], f["eps"], f.get("share", 1 / f.get("count", 1.0)))),
+    ),
+    (_by(X, add(op("sqrt.default", _MEAN_SQUARE), _EPS)), Stated(_by_mean_square)),
+    (op(_DIV, X, add(op("abs.default", X), 1)), Stated(lambda ledger, f: apply(ledger, "softsign", f["x"]), False)),
+    (_LEAKY, Stated(lambda ledger, f: apply(ledger, "leaky_relu", f["x"], f["slope"]))),
+    (_gated(_TANH), Stated(lambda ledger, f: apply(ledger, "gelu_tanh", f["x"]), False)),
+    (_gated(_ERF), Stated(lambda ledger, f: apply(ledger, "gelu", f["x"]), False)),
     (mul(X, _SIGMOID), lambda ledger, f: apply(ledger, "silu", f["x"])),
     (_POTENTIAL, lambda ledger, f: convex_potential(ledger, f["x"], f["weight"], _bias(f), f.get("factor", 1.0))),
     (_FUSED_POTENTIAL, lambda ledger, f: convex_potential(ledger, f["x"], f["weight"], _bias(f), -f["minus_factor"])),
@@ -149,8 +172,8 @@ def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | Non
         return None
     below = all(fill == -math.inf for fill, _ in logits.fills)  # all others, whatever is added to them
     q, transposed_k = factors
-    added = [] if below else logits.added
-    return {"q": q, "transposed_k": transposed_k, "v": v, "scale": logits.scale, "added": added}
+    parts = {"q": q, "transposed_k": transposed_k, "v": v, "scale": logits.scale, "steps": logits.steps}
+    return parts | {"added": [] if below else logits.added, "biases": logits.added}
 
 
 @dataclass
@@ -165,6 +188,8 @@ class _Logits:
     """The product of the factors that were read so far, with its sign."""
     added: list[tuple[Any, float]] = field(default_factory=list)
     """Constants, each with the factor that multiplies it after it was added."""
+    steps: int = 0
+    """The number of operations that were read."""
     fills: list[tuple[float, float]] = field(default_factory=list)
     """Numbers that replace some logits, each with its factor; infinity stands for an unknown number."""
 
@@ -173,6 +198,7 @@ class _Logits:
         logits = _under(logits)
         while isinstance(logits, fx.Node) and not rounds(logits):
             family, keywords = family_of(logits), dict[str, Any](logits.kwargs)
+            self.steps += 1
             if family == "matmul":
                 return logits.args
             if family == "baddbmm.default":
@@ -255,7 +281,9 @@ def spelled_attention(ledger: Ledger, found: Found) -> Value:
     k, most = pick(ledger, found["transposed_k"], lambda t: t.mT), -_FAR_BELOW / 10
     if not sum(_largest(ledger, constant) * abs(factor) for constant, factor in found["added"]) <= most:
         raise ledger.refuse("a constant added to its logits may be as low as their mask; mask with -inf")
-    result = attend(ledger, found["q"], k, found["v"], found["scale"])
+    sizes = [largest_shown(ledger, each) for each, _ in found["biases"]]
+    added = None if None in sizes else sum(a * abs(f) for a, (_, f) in zip(sizes, found["biases"], strict=True))
+    result = attend(ledger, found["q"], k, found["v"], found["scale"], added, found["steps"] + 4)
     if max(ledger.largest_logits()) > most:
         raise ledger.refuse("its logits may be as large as their mask; mask with -inf, or bound queries and keys")
     return result

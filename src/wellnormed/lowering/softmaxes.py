@@ -19,7 +19,7 @@ from wellnormed.lowering.operations.elementwise import add
 from wellnormed.lowering.operations.normalization import axes_of
 from wellnormed.lowering.operations.scattering import positions, sources_of, taken
 from wellnormed.lowering.operations.selection import extreme, in_order, ordered
-from wellnormed.lowering.patterns import Lowering
+from wellnormed.lowering.patterns import Lowering, Stated
 from wellnormed.proof.value import Value
 
 _MASK, _CHOICE, _BIAS, _DIM = (Anything(name) for name in ("mask", "choice", "bias", "dim"))
@@ -122,6 +122,7 @@ def _segment_softmax(ledger: Ledger, f: Mapping[str, Any]) -> Value:
 
 
 SOFTMAXES: list[tuple[Any, Lowering]] = [
-    (_SOFTMAX, _masked_softmax), (_LOGSUMEXP, _masked_logsumexp), (_MAX, _masked_largest), (_SEGMENTS, _segment_softmax)
+    (_SOFTMAX, Stated(_masked_softmax)), (_LOGSUMEXP, _masked_logsumexp), (_MAX, _masked_largest),
+    (_SEGMENTS, _segment_softmax),
 ]  # fmt: skip
 """Patterns with the functions that bound them, as in `PATTERNS`."""

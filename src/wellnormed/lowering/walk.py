@@ -18,7 +18,7 @@ from wellnormed.lowering.moves import pick
 from wellnormed.lowering.operations.elementwise import add
 from wellnormed.lowering.operations.linear import margin
 from wellnormed.lowering.operations.source import embedding, source
-from wellnormed.lowering.patterns import PATTERNS, attention_of, spelled_attention
+from wellnormed.lowering.patterns import PATTERNS, Stated, attention_of, spelled_attention
 from wellnormed.lowering.rounding import rounded, rounds
 from wellnormed.lowering.softmaxes import SOFTMAXES
 from wellnormed.program.constants import compute, draws
@@ -26,11 +26,20 @@ from wellnormed.program.dependence import reached, repeats
 from wellnormed.program.domain import Domain
 from wellnormed.program.errors import DRAWS, UncertifiableError, refusing
 from wellnormed.program.interpreter import Interpreter, is_stored
-from wellnormed.program.operation import kind_of, name_of, packet, record_of
+from wellnormed.program.operation import PLACING, kind_of, name_of, packet, record_of
 from wellnormed.program.places import first_line, owner, place
 from wellnormed.program.program import Program, tensors_of
 from wellnormed.proof import Claim, Promise, Proof
+from wellnormed.proof.arithmetic import FORMATS, Arithmetic, Dtype, Executed
 from wellnormed.proof.value import Value
+
+
+def _coarsest(nodes: Iterable[fx.Node]) -> Executed | None:
+    """The coarsest dtype of floats among the results of operations, if the kernel knows all of them."""
+    floats = [each for node in nodes for each in tensors_of(node.meta.get("val")) if each.is_floating_point()]
+    named = {str(each.dtype).removeprefix("torch.") for each in floats}
+    known: list[Dtype] = [name for name in FORMATS if name in named]  # from the finest to the coarsest
+    return Executed(known[-1]) if known and len(known) == len(named) and not named >= {"float16", "bfloat16"} else None
 
 
 class Walk(Interpreter):
@@ -42,6 +51,7 @@ class Walk(Interpreter):
         promises: As for `Ledger`.
         improved: Node -> a function that takes its value, and returns it with lower bounds.
         apart: As for `Ledger`.
+        arithmetic: As for `Ledger`.
     """
 
     def __init__(
@@ -51,10 +61,11 @@ class Walk(Interpreter):
         promises: Mapping[str, Promise | None] | None = None,
         improved: Mapping[fx.Node, Callable[[Ledger, Value], Value]] | None = None,
         apart: bool = False,
+        arithmetic: Arithmetic | None = None,
     ) -> None:
         super().__init__(program)
         self._improved, self._plain = improved or {}, dict[Value, Value]()
-        self.ledger = Ledger(radius, promises, apart)
+        self.ledger = Ledger(radius, promises, apart, arithmetic)
         self.values: dict[fx.Node, Any] = {}
         self.stored: dict[str, Stored] = {}
         """Name -> a parameter or buffer of the model that the result depends on."""
@@ -80,13 +91,14 @@ class Walk(Interpreter):
         for node in nodes:
             self.ledger.where, self.ledger.name = place(node), self._name(node)
             self.ledger.dtype = getattr(node.meta.get("val"), "dtype", torch.float32)
+            self.ledger.executed = self._executed(node)
             try:
                 with refusing(self._unforeseen):
                     self.interpret([node], self.values)
             except UncertifiableError as error:
                 raise UncertifiableError(f"{error}{self._alone(node)}{self._coverage(nodes)}") from error.__cause__
         result = self.values.get(self.program.result)
-        self.ledger.where = self.ledger.name = "output"
+        self.ledger.where, self.ledger.name, self.ledger.executed = "output", "output", None
         if not isinstance(result, Value):
             raise self.ledger.refuse(
                 "the model's result is not computed from the certified input: floats, or what an embedding looks up"
@@ -100,6 +112,22 @@ class Walk(Interpreter):
             result = pick(self.ledger, result, lambda t: t[None])
         axes = self.program.groups(self.program.result)
         return self.ledger.derive("output", [(result, axes)], shape=result.shape)
+
+    def _executed(self, node: fx.Node) -> Executed | None:
+        """How the rows of a node are executed; None if it executes other operations than its rows."""
+        if node in self.patterns:
+            bound, found = self.patterns[node]
+            if bound is not spelled_attention and not isinstance(bound, Stated):
+                return None
+            ends = {self._same[each] for each in found.values() if isinstance(each, fx.Node)}
+            nodes = reached(node, lambda each: [n for n in each.all_input_nodes if self._same[n] not in ends])
+            executed = _coarsest(each for each in nodes if each is node or each in self.dependent)
+            short = executed is not None and FORMATS[executed.dtype].sums != executed.dtype
+            return None if short and isinstance(bound, Stated) and not bound.short else executed
+        record = record_of(node)
+        if record is None or not record.executed or (rounds(node, self.dependent) and record.kind not in PLACING):
+            return None
+        return _coarsest([node])
 
     def _unforeseen(self, error: Exception) -> str:
         reason = f"its bound does not cover these arguments ({first_line(error)}); write the operation in another way"
@@ -297,6 +325,7 @@ def walked(
     domain: Domain,
     promises: Mapping[str, Promise | None] | None = None,
     margins: bool = False,
+    arithmetic: Arithmetic | None = None,
 ) -> Walk:
     """Walk through a program once or twice, and return the finished walk with the lower bound.
 
@@ -310,12 +339,13 @@ def walked(
         domain: As for `Walk`.
         promises: As for `Walk`.
         margins: As for `Walk.run`.
+        arithmetic: As for `Walk`.
     """
-    walk = Walk(program, domain, promises)
+    walk = Walk(program, domain, promises, arithmetic=arithmetic)
     walk.run(margins)
     if not (walk.ledger.joined and any(row.operation in _OF_RADII for row in walk.ledger.proof.rows.values())):
         return walk
-    apart = Walk(program, domain, promises, apart=True)
+    apart = Walk(program, domain, promises, apart=True, arithmetic=arithmetic)
     try:
         apart.run(margins)
     except UncertifiableError:  # the number of groups may be too large

@@ -45,11 +45,16 @@ class Operation:
     """The positions of arguments of which only the shape and dtype count."""
     slides: bool = False
     """Whether it applies one map to all windows along the axes after the second, as convolutions do."""
+    executed: bool = False
+    """Whether a call of it executes the rows of its lowering one after the other, so that their rounding errors bound
+    its own."""
     family: str = ""
     """The common name in patterns of operations that compute the same from the same arguments, such as `add` for
     `aten.add.Tensor` and `aten.add.Scalar`; by default the operation's name without torch's namespace."""
 
 
+PLACING = ("move", "copy", "lookup", "filler", "random")
+"""Kinds of operations that compute no new entries."""
 OPERATIONS: dict[str, Operation] = {}
 """Name -> record."""
 
@@ -61,6 +66,7 @@ def operation(
     makes: Literal["", "constant", "memory"] = "",
     shape_only: tuple[int, ...] = (),
     slides: bool = False,
+    executed: bool | None = None,
     family: str = "",
 ) -> Callable[[F], F]:
     """Decorate `f(ledger, *arguments, **keywords)` to register it as the bound of executed operations.
@@ -79,6 +85,7 @@ def operation(
         makes: As in `Operation`.
         shape_only: As in `Operation`.
         slides: As in `Operation`.
+        executed: As in `Operation`; by default whether they only place, keep or drop entries.
         family: As in `Operation`.
 
     Example:
@@ -93,10 +100,11 @@ def operation(
         ... def bound_shrink(ledger, x):
         ...     return ledger.derive("contraction", [(x, inner_axes(x))], shape=x.shape)
     """
+    executed = kind in PLACING if executed is None else executed
 
     def register(function: F) -> F:
         for name in map(name_of, targets):
-            OPERATIONS[name] = Operation(name, kind, function, bounded, makes, shape_only, slides, family)
+            OPERATIONS[name] = Operation(name, kind, function, bounded, makes, shape_only, slides, executed, family)
         return function
 
     return register

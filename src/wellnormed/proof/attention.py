@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import numpy as np
 
-from wellnormed.proof.decimals import ONE, decimals, least, roots, rounding_up
+from wellnormed.proof.decimals import ONE, TWO, Decimals, decimals, least, root, roots, rounding_up
 from wellnormed.proof.inference import Inference, weight_of
 from wellnormed.proof.reading import CheckError, require, word
 from wellnormed.proof.rows import Bounds
@@ -71,8 +71,11 @@ def _origin_in(x: Value, source: Value) -> Origin:
     return origin
 
 
-def attention(row: Inference, *, scale: float) -> Bounds:
+def attention(row: Inference, *, scale: float, added: float = 0.0) -> Bounds:
     """`softmax(s q k^T + mask) v` for any mask, of q, k, v `(*batch, tokens, width)`.
+
+    The rounding errors, which are of logits, weights and sums, need to know how large a finite entry of the mask is:
+    `added`. Entries so low that their weights, executed, are 0, count as -infinity.
 
     All keys and values lie in balls about 0, whose radii are the largest over tokens: with other centres for other
     tokens the bounds would not hold. From
@@ -95,8 +98,9 @@ def attention(row: Inference, *, scale: float) -> Bounds:
     result, q_radius = v_radius, rq.radius.max(rank - 2, keepdims=True)
     gain = v_gain + strength * v_radius * (rq.radius * k_gain + k_radius * rq.gain)
     logits = strength * q_radius * k_radius
+    error = _error(row, strength, abs(Decimal(added)))
     if len(row.inputs) == 4:
-        x, (radius, change, _) = row.inputs[3], row.bounds[3]
+        x, (radius, change, *_) = row.inputs[3], row.bounds[3]
         require(row.reads[3] == (len(x.shape) - 1,), "it reads other groups of its tokens")
         radius, change = radius.max(), change.max()
         heads, key, value = [1, *batch[1:], 1, 1], _origin_in(k, x), _origin_in(v, x)
@@ -124,4 +128,47 @@ def attention(row: Inference, *, scale: float) -> Bounds:
             logits = least(logits, t) if not key.bias else logits
     row.only(len(row.inputs), (2, 3) if len(row.inputs) == 4 else (0,))
     row.logits = np.broadcast_to(logits[..., 0, 0], batch or (1,)).max(0, keepdims=True).reshape(-1)
-    return Bounds(result, gain, result)
+    return Bounds(result, gain, result, error)
+
+
+def _error(row: Inference, strength: Decimal, added: Decimal) -> Decimals:
+    """The rounding errors of an attention: those of its inputs by the sum form of the gain, and its own.
+
+    A logit of size m errs by at most `g(d + 6) m`, with the scale's and the mask's roundings, which changes a weight by
+    that share. An online softmax of blocks of 16 keys or more rescales its sums for each block.
+    """
+    (rq, rk, rv), keys, width = row.bounds[:3], row.inputs[1].shape[-2], row.inputs[0].shape[-1]
+    axis = len(row.shape) - 2
+    q, (k, v) = rq.radius + rq.error, ((each.radius + each.error).max(axis, keepdims=True) for each in (rk, rv))
+    k_error, v_error = (each.error.max(axis, keepdims=True) for each in (rk, rv))
+    carried = v_error + strength * v * (q * k_error + k * rq.error)
+    size = (strength * q * k + added).max()
+    row.require_held(size)
+    logits = row.of_sum(width + 6, products=True) * size + row.rate(6) * size + width * strength * row.format.floor
+    share = weights_error(row, size, logits, keys, blocks=-(-keys // 16))
+    floor = keys * row.format.floor * (root(row.entries()) + 4 * v)
+    own = (share + row.of_sum(keys, products=True) * (ONE + share)) * v + floor
+    return row.stored(v, carried + own, row.entries())
+
+
+def weights_error(row: Inference, size: Decimal, logits: Decimal, keys: int, blocks: int = 0) -> Decimal:
+    """The largest relative error of a softmax's weight, up to what is less than `keys` times the floor of its dtype.
+
+    Args:
+        row: The row.
+        size: The largest size of a logit.
+        logits: The largest error of a logit.
+        keys: The number of logits.
+        blocks: The number of blocks of an online softmax.
+    """
+    unit = row.rate(1, of_sums=True)
+    log = logits + 4 * size * unit + row.rate(EXPONENTIAL + (EXPONENTIAL + 2) * blocks, of_sums=True)
+    one, sums = log * (ONE + log), row.of_sum(keys)
+    if one + sums > Decimal("0.25"):
+        return row.without_error()
+    share = (TWO * one + sums) * (ONE + TWO * (one + sums))
+    return share + row.rate(4) * (ONE + share)
+
+
+EXPONENTIAL = 8
+"""The relative error of an exponential, in units of one rounding; it is at most 4 units in the last place."""

@@ -1,21 +1,22 @@
 """Prove a certificate again: add the rows of its document to a proof, and compare the results that it states."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from wellnormed.proof import files
+from wellnormed.proof.arithmetic import LARGEST, Arithmetic
 from wellnormed.proof.decimals import assumed, between, root_down, rounding_up, shown
 from wellnormed.proof.inference import Inference
 from wellnormed.proof.products import margin_of
 from wellnormed.proof.promises import Promise
 from wellnormed.proof.proof import Proof
 from wellnormed.proof.reading import CheckError, read, require, word
-from wellnormed.proof.rows import Document, read_row
-from wellnormed.proof.rules import LARGEST, domain_of
+from wellnormed.proof.rows import Document, Row, read_row
+from wellnormed.proof.rules import domain_of
 
 _ROUNDED = 1 + Decimal(2) ** -50
 """A stated result may exceed the derived one by this factor, as it does when it was rounded to a float."""
@@ -46,6 +47,10 @@ class Report:
     without tokens."""
     attention_logits: dict[str, tuple[Decimal, ...]]
     """For every attention, a bound for each head on the size of its logits."""
+    forward_error: Decimal | None
+    """Largest Euclidean norm of the rounding errors of a group of the output; None if they have no bound."""
+    executed: str
+    """How the rows are executed, in words; or, without a bound, the first row whose rounding errors have none."""
     rounds: dict[str, tuple[str, ...]]
     """Dtype -> the rows that round to it, which in real arithmetic are the identity."""
     promises: tuple[str, ...]
@@ -70,11 +75,30 @@ class Report:
         if self.promises:
             lines.append(f"for every weight within these caps: {'; '.join(self.promises)}")
         lines += [f"proved by {self.rows} rows and {self.claims} claims on stored tensors, in real arithmetic"]
-        lines += ["of the program that these rows describe, without the rounding errors of its execution in floats"]
+        lines += ["of the program that these rows describe"]
+        lines += [of_rounding(self.executed, self.forward_error)]
         if self.unused:
             why = "the bound does not depend on them, or does through tensors that were computed from them"
             lines.append(f"no row reads {', '.join(map(word, self.unused))}: {why}")
         return "\n".join(lines)
+
+
+def of_rounding(executed: str, error: Decimal | None) -> str:
+    """The statement about rounding errors."""
+    if error is None:
+        return f"no bound of rounding: {executed}; executed, its results may differ from the real ones"
+    return f"{executed}, the result is within {shown(error)} of the real one"
+
+
+def arithmetic_of(rows: Iterable[Row], arithmetic: Arithmetic | None, unbounded_at: str) -> str:
+    """How rows are executed, in words, or the row whose rounding errors have no bound."""
+    rows = list(rows)
+    if arithmetic is None:
+        return "left out as asked for"
+    if unbounded_at:
+        return ", ".join([word(unbounded_at), *(word(row.operation) for row in rows if row.name == unbounded_at)])
+    dtypes = dict.fromkeys(row.executed.dtype for row in rows if row.executed is not None)
+    return f"executed in {' and '.join(dtypes) or 'any floats'}, {arithmetic}"
 
 
 def check(certificate: Any, tensors: Mapping[str, Any] | None = None) -> Report:
@@ -94,7 +118,8 @@ def check(certificate: Any, tensors: Mapping[str, Any] | None = None) -> Report:
         return check(*files.read_folder(Path(certificate)))
     where = ""
     try:
-        document, proof = read(Document, certificate, "the certificate"), Proof(tensors)
+        document = read(Document, certificate, "the certificate")
+        proof = Proof(tensors, document.execution)
         for name, digest in [*document.tensors.items(), *document.computed.items()]:
             require(name in proof.stored, f"there is no stored tensor {name!r}")
             same = proof.stored[name].digest == digest
@@ -132,7 +157,9 @@ def conclude(certificate: Document, proof: Proof) -> Report:
         require(len(margins) < 2, "there are two rows of margins")
         distances = [Decimal(row.claims[1].values[0]) / root_down(row.entries()) for row in inputs if row.claims]
         margin = max((margin_of(row, output.inputs[0]) for row in margins), default=None)
-        fixed = certificate.fixed
+        fixed, fault = certificate.fixed, proof.values[last.name].fault
+        require(proof.arithmetic == certificate.execution, "it is of another arithmetic")
+        require(fault == certificate.unbounded_at, f"rounding errors have no bound at {word(fault)!r} first")
         require(set(fixed) <= proof.stored.keys(), "an input that it fixes is not stored")
         rounds: dict[str, tuple[str, ...]] = {}
         for row in (each for each in proof.rows.values() if each.operation == "rounding"):
@@ -149,6 +176,8 @@ def conclude(certificate: Document, proof: Proof) -> Report:
             margin=None if margin is None else margin / root_down(smallest),
             substitution=min(gain * max(distances), 2 * last.bounds.radius.max()) if distances else None,
             attention_logits=_logits(certificate, rows),
+            forward_error=None if fault else last.bounds.error.max(),
+            executed=arithmetic_of(proof.rows.values(), proof.arithmetic, fault),
             rounds=rounds,
             promises=tuple(map(str, proof.promises.values())),
             rows=len(proof.rows),

@@ -47,6 +47,18 @@ FUNCTIONS: dict[str, tuple[str, str, str, str, str | None]] = {
     "mish": ("-0.112526122389462556407328", "1.088498161251727861228294", "1", "0", None),
 }
 """Name -> least and largest slope, growth, value at zero and ceiling of the functions without settings."""
+ERRORS: dict[str, tuple[int, int, int]] = {
+    **dict.fromkeys(("relu", "abs", "clamp", "clamp_min", "clamp_max", "relu6"), (0, 0, 0)),
+    "leaky_relu": (3, 0, 0), "softsign": (6, 0, 0), "elu": (10, 2, 4), "silu": (14, 0, 0),
+    **dict.fromkeys(("tanh", "atan", "sigmoid"), (10, 0, 0)), "erf": (10, 0, 8), "asinh": (16, 0, 0),
+    **dict.fromkeys(("sin", "cos"), (4, 0, 4)), "hardsigmoid": (3, 3, 3), "hardswish": (6, 6, 0),
+    "gelu": (6, 12, 0), "gelu_tanh": (8, 16, 0), "log_sigmoid": (16, 0, 4), "mish": (16, 8, 0),
+}  # fmt: skip
+"""Name -> a, b and c of the error of the executed `f(x)`: at most `u (a |f(x)| + b |x| + c)`, if one operation errs by
+u, and `UNDERFLOW` times the least normal number. For `elu`, c is that of each unit of its scale and its alpha.
+
+`results/ulps.json` has the shares of it that `campaigns/ulps.py` measured. Nothing is said where `8 |x|` overflows."""
+UNDERFLOW = 256
 COUPLINGS = {"tanh": ONE, "sin": ONE, "cos": ONE, "sigmoid": Decimal("1.442719099991587856366947")}
 """Name -> the least k with `f(x)^2 + (f'(x) / slope)^2 / k <= 1` for all x: where f is large, it is flat. For sigmoid,
 with `s = f(x)` it is the largest `16 s^2 (1 - s) / (1 + s)`, which is `8 (5 sqrt(5) - 11)`, at the golden section."""

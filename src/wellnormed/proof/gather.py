@@ -7,6 +7,10 @@ to an image, the tokens share no entry. `|A_g|` is the largest factor if A_g onl
 at most the largest sum of absolute values of a row of `A_g^T A_g`, and `|A_g|` is at most the sum of the norms of its
 terms.
 
+The error of y obeys the same sums as its gain. In the place of its factors, the executed value has numbers that differ
+from these by at most some e: that adds to the error, for each term and group, `e (|x_g| + its error)`, times the root
+of the number of copies of one entry.
+
 All floats are summed in a fixed order, so that every machine derives the same decimals.
 """
 
@@ -18,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wellnormed.proof.arithmetic import UNBOUNDED
 from wellnormed.proof.decimals import ZERO, Decimals, decimals, root, rounding_up
 from wellnormed.proof.reading import require, word
 from wellnormed.proof.rows import Bounds
@@ -76,6 +81,8 @@ class _Part(NamedTuple):
     """The place of that group's bounds in `base.table`, or -1."""
     factor: np.ndarray
     roundings: int
+    error: Decimal
+    """The largest error of a factor."""
 
 
 def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
@@ -97,31 +104,45 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
         require(entries <= _ENTRIES, f"the terms of {word(value.name)} have {entries} entries, more than {_ENTRIES}")
         most = entries // math.prod(outer)
         require(most <= _GROUP, f"the groups of {word(value.name)} have {most} entries, more than {_GROUP}")
-        derived, kinds = np.empty((3, math.prod(outer)), dtype=object), 0
+        derived, kinds = np.empty((4, math.prod(outer)), dtype=object), 0
         for groups in blocks:
             parts = []
             for whole, term in moving:
                 factor = by_group(term.factor, groups)
                 column = np.where(factor == 0, -1, by_group(term.index, groups).astype(np.int64))
                 base, factor = _finest(whole, column), np.where(column < 0, 0.0, factor)
-                parts.append(_Part(base, column, base.groups(column), base.labels(column), factor, term.roundings))
+                group, label, slip = base.groups(column), base.labels(column), term.error * (not term.cancelled)
+                parts.append(_Part(base, column, group, label, factor, term.roundings, slip))
             first, inverse = _alike(parts)
             kinds += len(first) * len(parts)
             require(kinds <= _KINDS, f"{word(value.name)} has more than {_KINDS} kinds of groups, with all its terms")
             some = np.array([_one_group(parts, row) for row in first], dtype=object)
             derived[:, groups] = some[inverse].T
         bounds = Bounds(*(each.reshape(outer) for each in derived))
+        for term in (term for _, term in moving if term.cancelled and not value.fault):
+            taken = gather(Value(value.name, shape, (Term(term.base, term.index),)), axes)
+            bounds = bounds._replace(error=bounds.error + term.error * (taken.radius + taken.error))
     bounds = Bounds(*map(collapse, bounds))
     different = np.broadcast_shapes(*(each.shape for each in bounds))
     alike = tuple(axis for axis, (n, m) in enumerate(zip(outer, different, strict=True)) if n > m)
+
+    def of_constant(term: Term) -> list[Decimals]:
+        norms = [_norms_of_constant(term, by_group(term.index, g), by_group(term.factor, g)) for g in blocks]
+        both = (np.concatenate(each).reshape(outer) for each in zip(*norms, strict=True))
+        # along axes with equal bounds so far, the largest norm stands for all: a table of positions has many
+        return [each.max(alike, keepdims=True) for each in both]
+
+    radius, gain, largest, error = bounds
     for term in value.terms:
         if not isinstance(term.base, Base):
-            norms = [_norms_of_constant(term, by_group(term.index, g), by_group(term.factor, g)) for g in blocks]
-            both = (np.concatenate(each).reshape(outer) for each in zip(*norms, strict=True))
-            # along axes with equal bounds so far, the largest norm stands for all: a table of positions has many
-            radius, largest = (each.max(alike, keepdims=True) for each in both)
-            bounds = Bounds(bounds.radius + radius, bounds.gain, bounds.largest + largest)
-    return Bounds(*map(collapse, bounds))
+            norm, entry = of_constant(term)
+            radius, largest = radius + norm, largest + entry
+            if term.error:
+                error = error + term.error * of_constant(replace(term, factor=None))[0]
+    error = error + value.floor * root(math.prod(shape[axis] for axis in axes))
+    if value.fault:
+        error = np.full([1] * len(shape), UNBOUNDED, dtype=object)
+    return Bounds(*map(collapse, (radius, gain, largest, error)))
 
 
 def _unmoved(terms: list[tuple[Base, Term]], shape: tuple[int, ...], axes: tuple[int, ...]) -> Bounds | None:
@@ -131,7 +152,7 @@ def _unmoved(terms: list[tuple[Base, Term]], shape: tuple[int, ...], axes: tuple
     """
     wide = [axis for axis in axes if shape[axis] > 1]
     zero = np.full([1] * len(shape), ZERO, dtype=object)
-    bases, total = [], [zero] * 3
+    bases, total = [], [zero] * 4
     for base, term in terms:
         factor = np.ones(()) if term.factor is None else term.factor
         moved = term.index is not base.order or factor.ndim or any(base is each for each in bases)
@@ -139,6 +160,7 @@ def _unmoved(terms: list[tuple[Base, Term]], shape: tuple[int, ...], axes: tuple
             return None
         size = Decimal(abs(float(factor))) * (1 + Decimal(term.roundings * UNIT * 1.01))
         total = [a + size * b for a, b in zip(total, base.bounds, strict=True)]
+        total[3] = total[3] + term.error * (base.bounds.radius + base.bounds.error)
         bases.append(base)
     return Bounds(*total)
 
@@ -198,12 +220,12 @@ def _alike(parts: list[_Part]) -> tuple[np.ndarray, np.ndarray]:
     return first, inverse.reshape(-1)
 
 
-def _one_group(parts: list[_Part], row: int) -> tuple[Decimal, Decimal, Decimal]:
-    """Radius, gain and largest entry of one group of the value."""
+def _one_group(parts: list[_Part], row: int) -> tuple[Decimal, ...]:
+    """The bounds of one group of the value."""
     bases = list({id(part.base): part.base for part in parts}.values())
     entry, term, base, column, group, label, factor = _addends(parts, row, bases)
     if not len(entry):
-        return ZERO, ZERO, ZERO
+        return (ZERO,) * 4
     atom = np.unique(base * (group.max() + 1) + group, return_inverse=True)[1]
     require(atom.max() < _GROUPS, f"a group has entries of {atom.max() + 1} groups, more than {_GROUPS}")
     order = np.argsort(atom, kind="stable")
@@ -211,15 +233,15 @@ def _one_group(parts: list[_Part], row: int) -> tuple[Decimal, Decimal, Decimal]
     sizes = []
     for start, end in pairwise(ends):
         some = order[start:end]  # the addends from one group of a base
-        norm, most = _size(entry[some], column[some], factor[some], term[some], parts)
-        table, place = bases[base[some[0]]].table, label[some[0]]
-        sizes.append([multiple * each[place] for multiple, each in zip((norm, norm, most), table, strict=True)])
+        norm, most, slip = _size(entry[some], column[some], factor[some], term[some], parts)
+        radius, gain, largest, error = (each[label[some[0]]] for each in bases[base[some[0]]].table)
+        sizes.append([norm * radius, norm * gain, most * largest, norm * error + slip * (radius + error)])
     bounds = _joined(sizes, _clusters(entry, atom))
     if 1 < len(bases) < len(sizes):  # a sum of the bounds of what comes from each base is a bound, too
         own, edges = _clusters(entry * len(bases) + base, atom), np.diff(base[order[ends[:-1]]], prepend=-1, append=-1)
         each = [_joined(sizes[i:j], own[i:j]) for i, j in pairwise(np.flatnonzero(edges))]
         bounds = [min(bound, sum(some, ZERO)) for bound, some in zip(bounds, zip(*each, strict=True), strict=True)]
-    return bounds[0], bounds[1], min(bounds[0], bounds[2])
+    return bounds[0], bounds[1], min(bounds[0], bounds[2]), bounds[3]
 
 
 def _addends(parts: list[_Part], row: int, bases: list[Base]) -> list[np.ndarray]:
@@ -236,10 +258,10 @@ def _joined(sizes: list[list[Decimal]], clusters: list[int]) -> list[Decimal]:
     """The bounds of all addends together, from those of every atom, where no two clusters share an entry."""
     totals: dict[int, list[Decimal]] = {}
     for cluster, size in zip(clusters, sizes, strict=True):
-        totals[cluster] = [a + b for a, b in zip(totals.get(cluster, [ZERO] * 3), size, strict=True)]
-    *lengths, largest = zip(*totals.values(), strict=True)
-    radius, gain = (each[0] if len(each) == 1 else root(sum((t * t for t in each), ZERO)) for each in lengths)
-    return [radius, gain, max(largest)]
+        totals[cluster] = [a + b for a, b in zip(totals.get(cluster, [ZERO] * 4), size, strict=True)]
+    columns = list(zip(*totals.values(), strict=True))
+    radius, gain, _, error = (each[0] if len(each) == 1 else root(sum((t * t for t in each), ZERO)) for each in columns)
+    return [radius, gain, max(columns[2]), error]
 
 
 def _clusters(entry: np.ndarray, atom: np.ndarray) -> list[int]:
@@ -261,20 +283,21 @@ def _clusters(entry: np.ndarray, atom: np.ndarray) -> list[int]:
 
 def _size(
     entry: np.ndarray, column: np.ndarray, factor: np.ndarray, term: np.ndarray, parts: list[_Part]
-) -> tuple[Decimal, Decimal]:
-    """The norm of the matrix from a group of a base to the entries, and the largest sum of factors at an entry."""
+) -> tuple[Decimal, Decimal, Decimal]:
+    """Of a matrix from a group of a base to the entries: its norm, its largest sum of a row, the norm of its errors."""
     roundings = {int(t): parts[t].roundings for t in np.unique(term)}
-    norm = largest_sum = ZERO
+    norm = largest_sum = slip = ZERO
     for t, count in roundings.items():
         here = term == t
         most = Decimal(float(abs(factor[here]).max())) * (1 + Decimal(count * UNIT * 1.01))
-        moves_only = len(np.unique(column[here])) == here.sum()
-        norm += most if moves_only else _gram_norm(entry[here], column[here], factor[here], count)
+        copies = int(np.unique(column[here], return_counts=True)[1].max())
+        norm += most if copies == 1 else _gram_norm(entry[here], column[here], factor[here], count)
+        slip += parts[t].error if copies == 1 else parts[t].error * root(copies)
         largest_sum += most
     pairs = int(np.square(np.bincount(entry)).sum())
     if len(roundings) > 1 and pairs <= _PAIRS:  # a sum of norms is a bound, too
         norm = min(norm, _gram_norm(entry, column, factor, max(roundings.values())))
-    return norm, largest_sum
+    return norm, largest_sum, slip
 
 
 def _gram_norm(entry: np.ndarray, column: np.ndarray, factor: np.ndarray, roundings: int) -> Decimal:

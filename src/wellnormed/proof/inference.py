@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from wellnormed.proof.decimals import ZERO
+from wellnormed.proof.arithmetic import FORMATS, Arithmetic, Executed, Format, gamma, of_norm
+from wellnormed.proof.decimals import ONE, ZERO, root
 from wellnormed.proof.reading import require
 from wellnormed.proof.rows import Bounds, Claim
 from wellnormed.proof.value import Value
@@ -34,6 +35,13 @@ class Inference:
     """Gives the entries of a stored tensor."""
     bounds: list[Bounds]
     """For every input, the bounds of the groups along the axes in `reads`."""
+    executed: Executed | None
+    """How it is executed; None if that is not known."""
+    arithmetic: Arithmetic
+    absolute: Callable[..., list[Decimal]]
+    """Gives norms of the absolute values of a stored tensor; see `Proof.absolute`."""
+    faulty: bool = False
+    """Whether its rounding errors have no bound; rules then return any error."""
     logits: np.ndarray | None = None
     """For every head of an attention, a bound of its logits, `(heads,)`."""
 
@@ -60,6 +68,65 @@ class Inference:
         self.only(inputs, claims)
         self.groups()
         require(all(x.shape == self.shape for x in self.inputs), "its result has another shape than its inputs")
+
+    def without_error(self) -> Decimal:
+        """Note that its rounding errors have no bound."""
+        self.faulty = True
+        return ZERO
+
+    def rate(self, count: int, of_sums: bool = False) -> Decimal:
+        """The relative error after so many roundings in the result's dtype, or in that of sums, or more if stated."""
+        if self.executed is None:
+            return self.without_error()
+        dtype = FORMATS[self.executed.dtype].sums if of_sums else self.executed.dtype
+        rate = gamma(max(count, self.executed.roundings or 0), FORMATS[dtype].unit)
+        return self.without_error() if rate is None else rate
+
+    @property
+    def format(self) -> Format:
+        """The format of its result."""
+        if self.executed is None:
+            self.without_error()
+        return FORMATS["float32" if self.executed is None else self.executed.dtype]
+
+    def require_held(self, *sizes: Any) -> None:
+        """Note a fault if vectors of such norms may overflow."""
+        most = min(self.format.largest, FORMATS[self.format.sums].largest)
+        self.faulty = self.faulty or any(bool((np.asarray(size) > most).any()) for size in sizes)
+
+    def summed(self, count: int, total: Any, entries: int) -> Any:
+        """The error of a group of sums of products, in any order.
+
+        Args:
+            count: The number of addends of each sum.
+            total: The norm of the group, had it sums of absolute values.
+            entries: The number of sums.
+        """
+        self.require_held(total)
+        return self.of_sum(count, products=True) * total + count * FORMATS[self.format.sums].floor * root(entries)
+
+    def of_sum(self, count: int, products: bool = False) -> Decimal:
+        """The relative error of a sum of so many addends, or of so many products of factors."""
+        if self.executed is None:
+            return self.without_error()
+        depth = self.arithmetic.depth(max(count, self.executed.roundings or 0))
+        rate = gamma(depth, FORMATS[FORMATS[self.executed.dtype].sums].unit)
+        if rate is None:
+            return self.without_error()
+        of_factors = self.arithmetic.of_factors * (products and self.executed.dtype == "float32")
+        return rate + of_factors * (ONE + rate)
+
+    def stored(self, size: Any, error: Any, entries: int) -> Any:
+        """The error after a result of that size and error is rounded to its dtype, if sums have another one."""
+        if self.format.sums == (self.executed and self.executed.dtype):
+            return error
+        return error + self.format.unit * (size + error) + self.format.floor * root(entries)
+
+    def of_norm(self, entries: int, least: Decimal, *sizes: Any) -> Decimal:
+        """The relative error of vectors that are divided by their norms; see `arithmetic.of_norm`."""
+        self.require_held(*(size * size for size in sizes))
+        rate = None if self.executed is None else of_norm(entries, self.executed, self.arithmetic, least)
+        return self.without_error() if rate is None else rate
 
     def entries(self) -> int:
         """Return the number of entries of a group of the result."""

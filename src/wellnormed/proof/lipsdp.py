@@ -195,5 +195,5 @@ def lipsdp(row: Inference, *, multipliers: tuple[str, ...], bound: Positive) -> 
     widths = [(len(next(iter(each.maps.values())).matrix),) for each in network.functions]
     require([each.shape for each in given] == widths, "it needs a multiplier for every entry of every function")
     require(network.proves(maps, given, float(bound)), f"its multipliers do not prove the bound {bound}")
-    (radius, gain, largest), of_start = row.bounds
-    return Bounds(radius, least(gain, bound * of_start.gain), largest)
+    (radius, gain, largest, error), of_start = row.bounds
+    return Bounds(radius, least(gain, bound * of_start.gain), largest, error)

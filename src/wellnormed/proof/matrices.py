@@ -5,11 +5,13 @@ In all formulas u = 2^-53, and gamma_k = k u / (1 - k u).
 
 import math
 from collections.abc import Iterator
+from decimal import Decimal
 from itertools import islice, product
 from typing import Any
 
 import numpy as np
 
+from wellnormed.proof.decimals import ZERO
 from wellnormed.proof.reading import Size, Sizes, require
 from wellnormed.proof.value import TINY, UNIT, gamma
 
@@ -73,6 +75,37 @@ def shift(bound: Any, m: int, n: int, frobenius: Any, largest: Any) -> Any:
 def largest_entry(x: np.ndarray) -> float:
     """The largest absolute value of an entry."""
     return max(float(x.max()), -float(x.min()))
+
+
+def absolute_norm(w: np.ndarray) -> Decimal:
+    """An upper bound of the norm of the absolute values of a matrix: its Frobenius norm, or less by sums of rows."""
+    if not (largest := largest_entry(w) if w.size else 0.0):
+        return ZERO
+    sizes, scale = _of_moderate_size(abs(w), largest)
+    rows, columns = (float(sizes.sum(axis).max()) for axis in (1, 0))
+    least = min(math.sqrt(float(np.vdot(sizes, sizes))), math.sqrt(rows * columns))
+    return Decimal(least * (1 + (w.size + 16) * UNIT)) * Decimal(scale)
+
+
+def absolute_kernel(w: np.ndarray, groups: int, pixels: bool) -> Decimal:
+    """The same of any convolution with the kernel `(outputs, inputs / groups, *kernel)`: the sum over taps, or less.
+
+    Changes of single pixels (with `pixels`) have no other bound. Of whole images, the norm is at most the root of the
+    product of two sums of absolute values: the largest of an output's, and the largest of an input's.
+    """
+    flat = np.ascontiguousarray(w.reshape(groups, -1, w.shape[1], w[0, 0].size).transpose(3, 0, 1, 2))
+    by_taps = sum((max(map(absolute_norm, tap)) for tap in flat), ZERO)
+    if pixels or not by_taps:
+        return by_taps
+    sizes, scale = _of_moderate_size(abs(flat), largest_entry(flat))
+    outputs, inputs = (float(sizes.sum((0, axis)).max()) for axis in (3, 2))  # of taps, groups, outputs, inputs
+    return min(by_taps, Decimal(math.sqrt(outputs * inputs) * (1 + (w.size + 16) * UNIT)) * Decimal(scale))
+
+
+def _of_moderate_size(sizes: np.ndarray, largest: float) -> tuple[np.ndarray, float]:
+    """The same numbers divided by a power of two, so that sums of squares neither over- nor underflow; and that one."""
+    scale = 1.0 if 2.0**-300 < largest < 2.0**300 else 2.0 ** math.frexp(largest)[1]
+    return sizes if scale == 1 else sizes / scale, scale
 
 
 def proved_norm(stack: np.ndarray) -> float:

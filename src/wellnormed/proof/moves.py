@@ -7,20 +7,25 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from hashlib import sha256
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from wellnormed.proof.decimals import rounding_up
+from wellnormed.proof.arithmetic import FORMATS, Arithmetic, Dtype, Executed, gamma, of_norm
+from wellnormed.proof.decimals import ONE, ZERO, root, rounding_up
 from wellnormed.proof.gather import gather
+from wellnormed.proof.matrices import largest_entry
 from wellnormed.proof.positions import Table, positions_of
 from wellnormed.proof.reading import Axes, CheckError, Offset, Positive, arguments, require
 from wellnormed.proof.rows import Row
-from wellnormed.proof.value import LARGE, SMALL, Base, Term, Value, require_few, spread, taken
+from wellnormed.proof.value import LARGE, SMALL, UNIT, Base, Term, Value, require_few, spread, taken
 
 _TERMS = 2**12
 """The most terms of a value."""
+_BLOCK = 2**16
+"""So many entries are tested at once."""
 _POSITION, _FACTOR = 4, 8
 """The bytes of a position, and of a factor."""
 
@@ -35,6 +40,7 @@ class Move(NamedTuple):
     """Gives the entries of a stored tensor."""
     room: int
     """How many bytes the arrays of its result may need."""
+    executed: Executed | None
 
     def require_room(self, needed: int) -> None:
         """Refuse a result that would need so many bytes, before memory is asked for."""
@@ -49,6 +55,13 @@ class Move(NamedTuple):
         """The only input."""
         require(len(self.inputs) == 1, f"it has {len(self.inputs)} inputs instead of 1")
         return self.inputs[0]
+
+    def rounded(self, x: Value, own: int) -> Value:
+        """The result, each addend of which is rounded so often in the row's dtype, or more often if the row says so."""
+        if self.executed is None:
+            return replace(x, fault=x.fault or _HERE) if own else x
+        beside = Decimal(abs(self.executed.beside))
+        return _rounded(x, max(own, self.executed.roundings or 0), self.executed.dtype, beside)
 
 
 def _pick(
@@ -92,8 +105,15 @@ def _times(row: Move, *, factor: str | float | None = None, divisor: str | float
         moderate = (abs(product) >= SMALL) & (abs(product) <= LARGE)
         require(bool((zero | moderate).all()), "the product of its factors leaves [2^-1000, 2^1000]")
         roundings = term.roundings + inexact + (term.factor is not None)
-        terms.append(Term(term.base, term.index, product, roundings))
-    return Value(x.name, x.shape, tuple(terms))
+        error = term.error * _most(new) * (ONE + 2 * Decimal(UNIT))
+        terms.append(replace(term, factor=product, roundings=roundings, error=error))
+    result = replace(x, terms=tuple(terms), floor=x.floor * _most(new), gathered={})
+    if _every(new, lambda some: (some == 0) | (abs(some) == 1)):
+        return row.rounded(result, 0)
+    if _every(new, lambda some: (abs(np.frexp(some)[0]) == 0.5) | (some == 0)):
+        return row.rounded(result, 1)  # an underflow
+    # a quotient may be computed as the product with the rounded inverse
+    return row.rounded(result, 1 + (factor is None) + _inexact(row.entries(given[0]), row.executed))
 
 
 def _add(row: Move) -> Value:
@@ -113,7 +133,11 @@ def _add(row: Move) -> Value:
         same[-1:] = [*same[-1:], term] if joined is None else [joined]
     result = tuple(term for same in alike.values() for term in same)
     require(len(result) <= _TERMS, f"it is a sum of {len(result)} terms, more than {_TERMS}")
-    return Value(row.inputs[0].name, row.shape, result)
+    fault = next((x.fault for x in row.inputs if x.fault), "")
+    floor = sum((x.floor for x in row.inputs), ZERO)
+    total = Value(row.inputs[0].name, row.shape, result, floor, fault)
+    apart = row.executed is not None and row.executed.roundings == 0
+    return row.rounded(total, 0 if apart else len(row.inputs) - 1)
 
 
 def _joined(a: Term, b: Term) -> Term | None:
@@ -124,7 +148,55 @@ def _joined(a: Term, b: Term) -> Term | None:
     alike = ((first >= 0) & (second >= 0)) | ((first <= 0) & (second <= 0))
     if not bool((moderate & (exact | alike)).all()):
         return None
-    return Term(a.base, a.index, factor, max(a.roundings, b.roundings) + 1)
+    cancelled = a.cancelled or b.cancelled or bool(((factor == 0) & (first != 0)).any())
+    return Term(a.base, a.index, factor, max(a.roundings, b.roundings) + 1, a.error + b.error, cancelled)
+
+
+_HERE = "\0"
+"""The fault of a value whose own row has no bound of rounding; `moved` writes the row's name."""
+
+
+def _most(factor: np.ndarray) -> Decimal:
+    """The largest absolute value of a factor."""
+    return Decimal(largest_entry(factor))
+
+
+def _every(array: np.ndarray, holds: Callable[[np.ndarray], np.ndarray]) -> bool:
+    """Whether something holds for every entry, of which some are tested at once."""
+    flat = array.reshape(-1)
+    return all(bool(holds(flat[start : start + _BLOCK]).all()) for start in range(0, flat.size, _BLOCK))
+
+
+def _rounded(x: Value, count: int, dtype: Dtype, beside: Decimal = ZERO) -> Value:
+    """A value each of whose addends is rounded so often in a dtype, where it must not overflow."""
+    form, terms, size = FORMATS[dtype], [], x.floor
+    first, most = gamma(count, form.unit), gamma(count + 1, form.unit)
+    if x.fault or first is None or most is None:
+        return replace(x, fault=x.fault or _HERE)
+    for term in x.terms:
+        base = term.base
+        rate = first if isinstance(base, Base) or not count or not _inexact(base, Executed(dtype)) else most
+        factor = term.most
+        error = term.error * (ONE + rate) + rate * factor
+        size += (factor + error) * (base.reach if isinstance(base, Base) else _most(base))
+        terms.append(replace(term, error=error))
+    floor = x.floor * (ONE + first) + count * form.floor + first * beside
+    return replace(x, terms=tuple(terms), floor=floor, fault=_HERE * (size + floor > form.largest), gathered={})
+
+
+def _inexact(content: np.ndarray, executed: Executed | None) -> int:
+    """1 if a dtype does not hold all numbers of a constant, so that the executed program rounds it before, else 0."""
+    if executed is None or executed.dtype == "float64" or content.dtype == np.int64:
+        return 0
+
+    def held(some: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            short = some.astype(np.float16 if executed.dtype == "float16" else np.float32)
+        if executed.dtype == "bfloat16":
+            short = (short.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+        return short == some
+
+    return int(not _every(content, held))
 
 
 def _constant(row: Move, *, tensor: str | None = None, number: float | None = None) -> Value:
@@ -137,15 +209,29 @@ def _constant(row: Move, *, tensor: str | None = None, number: float | None = No
 
 
 def _idle_ball(row: Move, *, scale: Positive, over: Axes) -> Value:
-    """A projection onto balls in which all vectors of the domain lie already."""
+    """A projection onto balls in which all vectors of the domain lie already.
+
+    Executed, a vector with errors may be shortened by that share of the radius that its error is at most, and any is
+    multiplied by a factor near 1, whose relative error that of a norm and a few roundings is.
+    """
     x = row.input
     require(len(over) > 0 and list(over) == sorted({*over}), f"over={over} must be axes in rising order")
     require(max(over) < len(x.shape), f"its input has no axis {max(over)}")
     entries = math.prod(x.shape[axis] for axis in over)
     with rounding_up():
-        idle = all(r * r * scale <= entries for r in gather(x, over).radius.flat)
-    require(idle, "its ball is not shown to leave all vectors of the domain as they are")
-    return x
+        bounds = gather(x, over)
+        idle = all(r * r * scale <= entries for r in bounds.radius.flat)
+        require(idle, "its ball is not shown to leave all vectors of the domain as they are")
+        if x.fault or row.executed is None:
+            return replace(x, fault=x.fault or _HERE)
+        form, error = FORMATS[row.executed.dtype], bounds.error.max()
+        rate = of_norm(entries, row.executed, Arithmetic(), scale / entries)
+        size = bounds.radius.max() + error
+        if rate is None or size * size * max(ONE, scale) > form.largest:
+            return replace(x, fault=_HERE)
+        share = rate + error * root(scale / entries) * (ONE + rate)
+        terms = tuple(replace(t, error=t.error * (ONE + share) + share * t.most) for t in x.terms)
+        return replace(x, terms=terms, floor=x.floor * (ONE + share) + form.floor, gathered={})
 
 
 def _rounding(row: Move, *, dtype: Literal["float32", "bfloat16", "float16"]) -> Value:
@@ -159,7 +245,7 @@ def _rounding(row: Move, *, dtype: Literal["float32", "bfloat16", "float16"]) ->
             base = copies.setdefault(id(exact), replace(exact, inference=None, parts={}))
             term = replace(term, base=base, index=base.order if term.index is exact.order else term.index)
         terms.append(term)
-    return Value(x.name, x.shape, tuple(terms))
+    return _rounded(replace(x, terms=tuple(terms), gathered={}), 1, dtype)
 
 
 MOVES: dict[str, Callable[..., Value]] = {
@@ -181,6 +267,8 @@ def moved(row: Row, inputs: Sequence[Value], tensor: Callable[[str], np.ndarray]
         CheckError: The move is malformed, or its result has another shape than the row states.
     """
     move, shape = MOVES[row.operation], tuple(row.shape)
-    result = move(Move(inputs, shape, tensor, room), **arguments(move, row.constants, "its constants"))
+    seen = Move(inputs, shape, tensor, room, row.executed)
+    result = move(seen, **arguments(move, row.constants, "its constants"))
     require(result.shape == shape, f"its shape must be {result.shape}")
-    return Value(row.name, shape, result.terms)
+    fault = row.name if result.fault == _HERE else result.fault
+    return Value(row.name, shape, result.terms, result.floor, fault)

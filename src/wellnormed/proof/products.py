@@ -36,7 +36,10 @@ def linear(row: Inference, *, parts: Size) -> Bounds:
     size, shift = (np.array(each, dtype=object).reshape(view) for each in (values, bias))
     x_radius, x_gain = (each if parts == 1 else each[..., None] for each in r[:2])
     radius = size * x_radius + shift * vectors
-    return Bounds(radius, size * x_gain, radius)
+    x_error = r.error if parts == 1 else r.error[..., None]
+    absolute = np.array(row.absolute(weight_of(row)[0], parts, weight_of(row)[1]), dtype=object).reshape(view)
+    local = row.summed(columns + 1, absolute * (x_radius + x_error) + shift * vectors, row.entries())
+    return Bounds(radius, size * x_gain, radius, row.stored(radius, size * x_error + local, row.entries()))
 
 
 def average(row: Inference, *, parts: Sizes) -> Bounds:
@@ -55,8 +58,11 @@ def average(row: Inference, *, parts: Sizes) -> Bounds:
     require(x.shape == (*row.shape[:-2], tokens, row.shape[-1]), f"its result cannot have shape {row.shape}")
     require(not any(parts[axis] > 1 for axis in row.axes if axis < rank - 2), "its groups extend over several matrices")
     size = decimals(claim.values).reshape(*parts, 1, 1)
-    radius, gain, largest = r if along else (each.max(rank - 2, keepdims=True) for each in r)
-    return Bounds(size * radius, size * gain, size * (radius if along else largest))
+    radius, gain, largest, error = r if along else (each.max(rank - 2, keepdims=True) for each in r)
+    absolute = decimals(row.absolute(claim.tensors[0], count)).reshape(*parts, 1, 1) if along else size
+    local = row.summed(tokens + 1, absolute * (radius + error), row.entries())
+    error = row.stored(size * radius, size * error + local, row.entries())
+    return Bounds(size * radius, size * gain, size * (radius if along else largest), error)
 
 
 def matrix_product(row: Inference) -> Bounds:
@@ -68,7 +74,11 @@ def matrix_product(row: Inference) -> Bounds:
     require(fits and row.shape[-2:] == (a.shape[-2], b.shape[-1]), "its matrices misfit")
     require(row.reads == [(rank - 1,), (rank - 2, rank - 1)] and row.axes == (rank - 1,), "it reads other groups")
     radius = ra.radius * rb.radius
-    return Bounds(radius, ra.gain * rb.radius + ra.radius * rb.gain, radius)
+    gain = ra.gain * rb.radius + ra.radius * rb.gain
+    total = (ra.radius + ra.error) * (rb.radius + rb.error)
+    carried = ra.error * (rb.radius + rb.error) + ra.radius * rb.error
+    error = row.stored(radius, carried + row.summed(a.shape[-1], total, row.entries()), row.entries())
+    return Bounds(radius, gain, radius, error)
 
 
 def product(row: Inference) -> Bounds:
@@ -85,7 +95,10 @@ def product(row: Inference) -> Bounds:
         if k := _coupling(x):
             steep = other.largest * own.gain
             gain = least(gain, roots(other.gain * other.gain + k * steep * steep))
-    return Bounds(least(a.largest * b.radius, a.radius * b.largest), gain, a.largest * b.largest)
+    radius = least(a.largest * b.radius, a.radius * b.largest)
+    carried = a.error * (b.largest + b.error) + a.largest * b.error
+    error = carried + row.rate(1) * (radius + carried) + row.format.floor * root(row.entries())
+    return Bounds(radius, gain, a.largest * b.largest, error)
 
 
 def _coupling(x: Value) -> Decimal | None:
@@ -126,13 +139,17 @@ def convolution(
     require(result[2:] == pixels and min(pixels) > 0, f"its pixels must be {pixels}")
     row.groups(*((1,) if token_wise else range(1, count + 2)))
     require(0 not in row.axes, "its groups extend over several samples")
-    radius, gain = r.radius, r.gain
+    radius, gain, _, error = r
     if token_wise:
-        radius, gain = (each.max(tuple(range(2, count + 2)), keepdims=True) for each in (radius, gain))
+        radius, gain, error = (each.max(tuple(range(2, count + 2)), keepdims=True) for each in (radius, gain, error))
     size, shift = Decimal(claim.values[0]), bias_of(row, "group_norm", row.shape[1], parts=1)[0]
     require(not (adjoint and shift), "an adjoint has no bias")
-    radius = size * radius + shift * root(row.entries() // row.shape[1])
-    return Bounds(radius, size * gain, radius)
+    bias = shift * root(row.entries() // row.shape[1])
+    (absolute,) = row.absolute(claim.tensors[0], groups=groups, pixels=token_wise)
+    addends = math.prod(kernel[2:]) * (kernel[0] // groups if adjoint else kernel[1]) + 1
+    local = row.summed(addends, absolute * (radius + error) + bias, row.entries())
+    radius = size * radius + bias
+    return Bounds(radius, size * gain, radius, row.stored(radius, size * error + local, row.entries()))
 
 
 def convex_potential(row: Inference, *, factor: float) -> Bounds:
@@ -147,7 +164,7 @@ def convex_potential(row: Inference, *, factor: float) -> Bounds:
     squared = strength * norm * norm
     slope = max(ONE, squared - ONE) if factor >= 0 else ONE + squared
     radius = slope * x.radius + strength * norm * shift * root(vectors)
-    return Bounds(radius, slope * x.gain, radius)
+    return Bounds(radius, slope * x.gain, radius, radius * row.without_error())
 
 
 def margin(row: Inference, *, factor: float) -> Bounds:
@@ -161,7 +178,13 @@ def margin(row: Inference, *, factor: float) -> Bounds:
     require(row.reads == [(last,)] and row.axes == (last,), "it reads other groups")
     size, (largest,) = strength * Decimal(claim.values[0]), bias_of(row, "max_abs", math.prod(shape) // columns)
     shift = TWO * strength * largest
-    return Bounds(size * r.radius + shift, size * r.gain, size * r.radius + shift)
+    radius = size * r.radius + shift
+    lengths = row.absolute(claim.tensors[0], math.prod(shape) // columns, claim.constants["transposed"])
+    total = strength * max(lengths) * (r.radius + r.error) + strength * largest
+    local = row.of_sum(columns + 1, products=True) * total + (columns + 1) * row.format.floor
+    row.require_held(total)
+    error = size * r.error + TWO * row.stored(total, local, 1)  # of either entry
+    return Bounds(radius, size * r.gain, radius, error)
 
 
 def margin_of(row: Inference, logits: Value) -> Decimal:
@@ -179,6 +202,7 @@ def margin_of(row: Inference, logits: Value) -> Decimal:
     require(map_of(source) == map_of(row), "the margin is of another weight or bias")
     in_order = np.array_equal(term.index.reshape(-1), np.arange(term.index.size))
     require(bool((factors == factors[0]).all()), "entries of the margin's result have factors of their own")
+    require(not term.error or row.executed is None, "the margin's result is rounded after the map")
     needed = abs(Decimal(float(factors[0]))) * (1 + Decimal(term.roundings * UNIT * 1.01))
     strength = abs(Decimal(row.constants["factor"]))
     require(in_order and needed <= strength, "the margin has a factor that is too small")

@@ -8,13 +8,14 @@ exceeds a number. The claims about the parameter follow from that: a matrix W of
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from wellnormed.proof.claims import matrix, parts_of
-from wellnormed.proof.decimals import assumed
+from wellnormed.proof.decimals import assumed, root, rounding_up
 from wellnormed.proof.matrices import norms_below, proved_norm
 from wellnormed.proof.positions import Table, positions_of
 from wellnormed.proof.reading import Offset, Sizes, require, word
@@ -110,6 +111,22 @@ class Promise:
         require(len(self.shape) > 1 and (len(self.shape) == 2 or not transposed), f"{word(self.name)} is no matrix")
         return self._along(-1 if transposed else 0, parts)
 
+    def absolute(self, parts: int = 1, transposed: bool = False) -> list[Decimal]:
+        """Bound the Frobenius norm of each of equal parts of the rows of the parameter as a matrix, or its transpose.
+
+        A part of the promise has singular values of at most its size, as many as the shorter side of it.
+        """
+        size = self.shape[-1 if transposed else 0]
+        require(size % parts == 0, f"{size} rows of {word(self.name)} are no {parts} equal parts")
+        part = np.arange(size) // (size // parts)
+        owner = part if transposed else part.reshape(-1, *[1] * (len(self.shape) - 1))
+        return [Decimal(each) for each in self._squares(owner, parts, ranks=True)]
+
+    def absolute_kernel(self) -> Decimal:
+        """Bound the sum of the Frobenius norms of the taps of a kernel: no more than that of all, times their root."""
+        with rounding_up():
+            return self.absolute()[0] * root(math.prod(self.shape[2:]))
+
     def _group_norm(self, parts: int = 1) -> tuple[float, ...]:
         require(len(self.shape) == 1, f"{word(self.name)} is no vector")
         return self._along(0, parts)
@@ -166,14 +183,19 @@ class Promise:
             taps: Number of taps of a kernel; 1 for a matrix.
         """
         self._require_blocks(taps)
+        return self._squares(group, count)
+
+    def _squares(self, group: np.ndarray, count: int, ranks: bool = False) -> tuple[float, ...]:
+        """The roots of `_owned`; with `ranks`, each square counts as often as the shorter side of the part is long."""
         groups, squares = np.broadcast_to(group, self.shape).reshape(-1), np.zeros(count)
         largest = max((size for _, size in self.blocks), default=0.0)
         scale = 2.0 ** math.frexp(largest)[1]  # against underflow and overflow
         for positions, size in self.blocks:
             part = np.arange(len(positions))[:, None] * count
             met = np.unique(part + groups[positions].reshape(len(positions), -1)) % count  # each once for a part
-            squares += np.bincount(met, minlength=count) * (max((size / scale) ** 2, TINY) if size else 0.0)
-        margin = 1 + (len(self.blocks) + 8) * 2 * UNIT  # of the sum, its products, and the root
+            rank = min(positions.shape[1:]) if ranks else 1
+            squares += np.bincount(met, minlength=count) * (max((size / scale) ** 2, TINY) if size else 0.0) * rank
+        margin = 1 + (len(self.blocks) + 9) * 2 * UNIT  # of the sum, its products, and the root
         return tuple((np.sqrt(squares) * margin * scale).tolist())
 
 

@@ -3,14 +3,17 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
 from wellnormed.proof import claims, files, promises
+from wellnormed.proof.arithmetic import FORMATS, UNBOUNDED, Arithmetic
 from wellnormed.proof.decimals import decimals, rounding_up
 from wellnormed.proof.gather import collapse, gather, require_few_groups
 from wellnormed.proof.inference import Inference, map_of
+from wellnormed.proof.matrices import absolute_kernel, absolute_norm
 from wellnormed.proof.moves import MOVES, moved
 from wellnormed.proof.promises import Promise
 from wellnormed.proof.reading import CheckError, arguments, require, word
@@ -20,6 +23,9 @@ from wellnormed.proof.value import LARGE, Base, Term, Value
 
 _ENTRIES, _HELD, _DECIMAL = 2**26, 5 * 2**27, 112
 """The most entries of a row, the most bytes of positions, factors and bounds of all values, and those of a decimal."""
+_ANY_ORDER, _SLACK = Arithmetic(), 1 + Decimal("1e-9")
+"""The default, and the slack of new errors: another machine, which adds absolute values in another order, proves them.
+"""
 _PROMISED = 2**29
 """The most entries of all promised parameters together, each of which has a position."""
 
@@ -29,6 +35,7 @@ class Proof:
 
     Args:
         tensors: Name -> NumPy array or `files.Stored` of the tensors that rows may name; `store` adds more.
+        arithmetic: How sums and products are executed; None to leave out rounding errors, which then have no bound.
 
     Example:
         >>> proof = Proof({"weight": np.diag([3.0, 2.0])})
@@ -45,7 +52,9 @@ class Proof:
         wellnormed.proof.reading.CheckError: spectral of weight at (2.9,) could not be proved
     """
 
-    def __init__(self, tensors: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, tensors: Mapping[str, Any] | None = None, arithmetic: Arithmetic | None = _ANY_ORDER) -> None:
+        self.arithmetic = arithmetic
+        """How sums and products are executed; None to leave out rounding errors, which then have no bound."""
         self.stored: dict[str, files.Stored] = {}
         """The tensors that rows may name."""
         self.arrays: dict[str, np.ndarray] = {}
@@ -61,6 +70,7 @@ class Proof:
         self.proved: set[str] = set()
         """Every proved claim, as text."""
         self._arrays, self._held = set[int](), 0
+        self._absolute: dict[tuple, list[Decimal]] = {}
         for name, tensor in (tensors or {}).items():
             self.store(str(name), tensor)
 
@@ -70,7 +80,7 @@ class Proof:
         Args:
             promises: Name -> promise; it has all parameters that this proof has promises for.
         """
-        proof = Proof()
+        proof = Proof(arithmetic=self.arithmetic)
         proof.stored, proof.arrays = dict(self.stored), dict(self.arrays)
         stated = [claim for row in self.inferences for claim in row.claims]
         proof.proved = {repr(each) for each in stated if self.promises.keys().isdisjoint(each.tensors)}
@@ -105,6 +115,31 @@ class Proof:
         if promise.name in self.stored:
             promise.require_kept_by(_finite(promise.name, self.stored[promise.name]))
 
+    def absolute(
+        self, name: str, parts: int = 1, transposed: bool = False, groups: int | None = None, pixels: bool = False
+    ) -> list[Decimal]:
+        """Return upper bounds of norms of the absolute values of a stored tensor's, or a promised parameter's, entries.
+
+        Args:
+            name: Its name.
+            parts: The number of equal parts of the rows of a matrix, each of which has a bound.
+            transposed: Whether the transposed matrix is meant.
+            groups: The number of groups of channels of a convolution, if the tensor is its kernel.
+            pixels: Whether the bound must hold for changes of single pixels.
+        """
+        key = name, parts, transposed, groups, pixels
+        if key not in self._absolute:
+            promise = self.promises.get(name)
+            if groups is None and promise is None:
+                cut = claims.parts_of(claims.matrix(self.tensor(name).astype(float), transposed), parts)
+                self._absolute[key] = list(map(absolute_norm, cut))
+            elif promise is None:
+                self._absolute[key] = [absolute_kernel(self.tensor(name), groups or 1, pixels)]
+            else:
+                by_taps = groups is not None
+                self._absolute[key] = [promise.absolute_kernel()] if by_taps else promise.absolute(parts, transposed)
+        return self._absolute[key]
+
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Return the shape of a stored tensor or of a promised parameter."""
         return self.promises[name].shape if name in self.promises else self.tensor(name).shape
@@ -121,6 +156,7 @@ class Proof:
         """
         with rounding_up():
             self._require_place(row)
+            row = row if self.arithmetic else replace(row, executed=None)
             name, shape, inputs = row.name, tuple(row.shape), []
             for each in row.inputs:
                 require(each in self.values, f"its input {each!r} is no earlier row")
@@ -170,12 +206,20 @@ class Proof:
             name=row.name, operation=row.operation, inputs=inputs, shape=shape,
             constants=arguments(rule, row.constants, "its constants"),
             claims=[claims.stated(each) for each in row.claims], reads=reads, axes=axes, shape_of=self.shape_of,
-            tensor=self.tensor, bounds=of_inputs,
+            tensor=self.tensor, bounds=of_inputs, executed=row.executed, absolute=self.absolute,
+            arithmetic=self.arithmetic or _ANY_ORDER,
         )  # fmt: skip
         bounds = Bounds(*map(collapse, rule(inference, **inference.constants)))
+        fault = next((x.fault for x in inputs if x.fault), "")
+        if not fault and (inference.faulty or _overflows(row, bounds)):
+            fault = row.name
+        if fault:
+            bounds = bounds._replace(error=np.full([1] * len(shape), UNBOUNDED, dtype=object))
         for claim in inference.claims:
             self._prove(claim)
-        if row.bounds is not None:
+        if row.bounds is None:
+            bounds = bounds._replace(error=bounds.error * _SLACK)
+        else:
             bounds = _stated(row.bounds, bounds, shape, axes)
         self._hold([*bounds])
         linear = row.operation == "linear"
@@ -183,7 +227,8 @@ class Proof:
         if linear and not base.divisible:
             self._cut(base)
         self.inferences.append(inference)
-        return Value(row.name, shape, (Term(base, base.order),)), bounds
+        fault = fault or row.name * bool((bounds.error >= UNBOUNDED).any())
+        return Value(row.name, shape, (Term(base, base.order),), fault=fault), bounds
 
     def claim(self, measure: str, *tensors: str, **constants: Any) -> Claim:
         """Make a claim with proved values, or with the least ones that follow from the promises for its tensors.
@@ -241,6 +286,12 @@ class Proof:
         require(same and map_of(whole) == map_of(divided), f"it is not the map of {word(name)}, cut into parts")
         least = (np.minimum(a, b[..., None]) for a, b in zip(cut.bounds, base.bounds, strict=True))
         base.cuts[cut.shape[-2]] = Base(cut.name, cut.shape, cut.axes, Bounds(*least), divided)
+
+
+def _overflows(row: Row, bounds: Bounds) -> bool:
+    """Whether an entry of a row's result may exceed the largest number of its dtype."""
+    largest = FORMATS["float64" if row.executed is None else row.executed.dtype].largest
+    return bool((bounds.largest.max() + bounds.error.max()) > largest)
 
 
 def _finite(name: str, stored: files.Stored) -> np.ndarray:

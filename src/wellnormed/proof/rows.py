@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
+from wellnormed.proof.arithmetic import Arithmetic, Executed
 from wellnormed.proof.decimals import Decimals
 from wellnormed.proof.reading import Sizes, read
 
@@ -22,6 +23,8 @@ class Bounds(NamedTuple):
     """Largest Euclidean norm of the group's change, over the size of the input's change in the certificate's norm."""
     largest: Decimals
     """Largest absolute value of an entry of the group."""
+    error: Decimals
+    """Largest Euclidean norm of the group's rounding errors; see `proof.arithmetic`."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Row:
     """For each input of a primitive, the axes along which the groups extend whose bounds it uses."""
     axes: tuple[int, ...] = ()
     """The axes along which the groups of a primitive's result extend."""
+    executed: Executed | None = None
+    """How the row is executed in floats; without that, its rounding errors have no bound."""
     bounds: Bounds | None = None
     """The bounds that a row states before `Proof.add`, and the proved ones afterwards."""
 
@@ -80,6 +85,10 @@ class Document:
     rms_lipschitz: Decimal
     attention_logits: dict[str, tuple[Decimal, ...]]
     """Name of a row of attention -> the bounds of its heads' logits."""
+    execution: Arithmetic | None
+    """How sums and products are executed; null where rounding errors are left out."""
+    unbounded_at: str
+    """Name of the first row whose rounding errors have no bound; empty if all have one."""
     comparison: Any = None
     """This and the next fields are not about the proof."""
     lower_bound: Any = None

@@ -8,25 +8,18 @@ well as derivatives, since the domain is convex.
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from typing import Literal
 
 import numpy as np
 
-from wellnormed.proof.attention import attention
-from wellnormed.proof.decimals import ONE, TWO, UP, ZERO, decimals, least, root, roots
-from wellnormed.proof.functions import shape_of
+from wellnormed.proof.arithmetic import FORMATS, Dtype
+from wellnormed.proof.attention import EXPONENTIAL, attention, weights_error
+from wellnormed.proof.decimals import ONE, TWO, UP, ZERO, Decimals, decimals, least, root, roots
+from wellnormed.proof.functions import ERRORS, UNDERFLOW, shape_of
 from wellnormed.proof.inference import Inference
 from wellnormed.proof.lipsdp import lipsdp
 from wellnormed.proof.products import average, convex_potential, convolution, linear, margin, matrix_product, product
 from wellnormed.proof.reading import Axes, CheckError, Positive, require
 from wellnormed.proof.rows import Bounds
-
-LARGEST = {
-    "float64": (2 - 2.0**-52) * 2.0**1023, "float32": (2 - 2.0**-23) * 2.0**127,
-    "bfloat16": (2 - 2.0**-7) * 2.0**127, "float16": 65504.0,
-}  # fmt: skip
-"""Dtype of an input -> its largest finite number."""
-Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 
 def _input(
@@ -48,7 +41,12 @@ def _input(
             require(largest * largest <= Fraction(largest_rms) ** 2 * width, "its table has a row beyond the radius")
     gain = decimals(root(row.entries())).reshape([1] * len(row.shape))
     norm = gain * largest_rms
-    return Bounds(norm, gain, np.full(gain.shape, largest_rms, dtype=object) if box else norm)
+    largest = np.full(gain.shape, largest_rms, dtype=object) if box else norm
+    return Bounds(norm, gain, largest, ZERO * norm)  # it is exact as given
+
+
+_SMALL = Decimal("0.01")
+"""The largest relative error of sums for which the error of a variance is bounded to first order."""
 
 
 def domain_of(
@@ -82,14 +80,31 @@ def _contraction(row: Inference, *, growth: float = 1.0) -> Bounds:
     require(all(a == b or (i in row.axes and b == 1) for i, (a, b) in enumerate(pairs)), "its groups are not kept")
     require(growth >= 1, "its growth is less than 1")
     (x,) = row.bounds
-    return Bounds(x.radius, x.gain, x.largest if growth == 1 else least(x.radius, Decimal(growth) * x.largest))
+    largest = x.largest if growth == 1 else least(x.radius, Decimal(growth) * x.largest)
+    return Bounds(x.radius, x.gain, largest, x.error + _of_selection(row, x))
+
+
+def _of_selection(row: Inference, x: Bounds) -> Decimals:
+    """The rounding errors of a contraction: none if it only selects entries, or by the stated number of roundings."""
+    if row.executed is None or row.executed.roundings is None:
+        return x.radius * row.without_error()
+    size, count = x.radius + x.error, row.executed.roundings
+    row.require_held(size * size if count else size)
+    floor = root(count * row.format.floor) * root(row.entries())  # what a root makes of an underflow
+    return (row.rate(0, of_sums=True) + row.rate(0)) * size + floor
 
 
 def _scaling(row: Inference) -> Bounds:
     """The product of each entry with any entry of a tensor."""
     row.keeps_shape(claims=(1,))
     size = Decimal(row.claim(0, "max_abs").values[0])
-    return Bounds(*(size * each for each in row.bounds[0]))
+    radius, gain, largest, error = (size * each for each in row.bounds[0])
+    return Bounds(radius, gain, largest, error + _one_rounding(row, radius + error))
+
+
+def _one_rounding(row: Inference, size: Decimals) -> Decimals:
+    """The error of results of a size that are rounded once."""
+    return row.rate(1) * size + row.format.floor * root(row.entries())
 
 
 def _shift(row: Inference, *, over: Axes | None = None) -> Bounds:
@@ -99,7 +114,8 @@ def _shift(row: Inference, *, over: Axes | None = None) -> Bounds:
     fits = over is None or row.shape_of(claim.tensors[0])[-1:] == (vector,)
     require(fits, f"its vectors have not {vector} entries")
     (x,), size = row.bounds, Decimal(claim.values[0])
-    return Bounds(x.radius + size * root(row.entries() // vector), x.gain, x.largest + size)
+    radius = x.radius + size * root(row.entries() // vector)
+    return Bounds(radius, x.gain, x.largest + size, x.error + _one_rounding(row, radius + x.error))
 
 
 def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = ()) -> Bounds:
@@ -116,7 +132,17 @@ def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = 
     radius, largest = shape.growth * x.radius + shape.at_zero * count, shape.growth * x.largest + shape.at_zero
     if shape.ceiling is not None:
         radius, largest = least(radius, shape.ceiling * count), least(largest, shape.ceiling)
-    return Bounds(radius, shape.slope * x.gain, largest)
+    error, units = shape.slope * x.error, ERRORS.get(function)
+    if units is None or row.executed is None:
+        row.without_error()
+    elif any(units):
+        by_size, by_input, constant = map(Decimal, units)
+        constant *= max([ONE, *(abs(Decimal(each)) for each in numbers)]) ** 2
+        own = by_size * (radius + error) + by_input * (x.radius + x.error) + constant * count
+        row.require_held(8 * (x.largest + x.error))
+        own = row.rate(1, of_sums=True) * own + UNDERFLOW * FORMATS[row.format.sums].floor * count
+        error = row.stored(radius, error + own, row.entries())
+    return Bounds(radius, shape.slope * x.gain, largest, error)
 
 
 def _mixture(row: Inference) -> Bounds:
@@ -130,15 +156,27 @@ def _mixture(row: Inference) -> Bounds:
     most, apart = np.maximum(a.largest, b.largest), (a.largest + b.largest) * x.gain
     radius = least(roots(a.radius * a.radius + b.radius * b.radius), most * root(row.entries()))
     joint = roots(a.gain * a.gain + b.gain * b.gain + apart * apart / 8)
-    return Bounds(radius, least(joint, a.gain + b.gain + apart / 4), most)
+    return Bounds(radius, least(joint, a.gain + b.gain + apart / 4), most, radius * row.without_error())
 
 
-def _normalization(row: Inference, *, eps: Positive, over: Axes) -> Bounds:
-    """`x / sqrt(mean x^2 + eps)`, of vectors x from which the mean may have been subtracted first."""
+def _normalization(row: Inference, *, eps: Positive, over: Axes, centred: bool = True) -> Bounds:
+    """`x / sqrt(mean x^2 + eps)`, of vectors x from which the mean may have been subtracted first, if `centred`.
+
+    The mean m of n entries, its subtraction, and the variance v, by two passes or Welford's recursion, have errors of
+    at most `c g(n) |m|` and `c g(n) (v + |m| sqrt(v))` with c < 4: the variance changes the result by half of the
+    second over `v + eps`, times `sqrt(n)`.
+    """
     row.keeps_shape()
     (x,), vector, slope = row.bounds, row.along(over), root(ONE / eps)
     radius = least(slope * x.radius, root(row.entries()))
-    return Bounds(radius, slope * x.gain, least(radius, root(vector)))
+    size = x.radius + x.error
+    own = row.of_norm(vector, ONE / eps, size) * least(slope * size, root(row.entries()))
+    if centred:
+        sums = row.of_sum(vector + 8) + row.rate(8)
+        own = own + 4 * sums * (slope * size + root(row.entries()))
+        row.faulty = row.faulty or sums > _SMALL
+    own = own + row.format.floor * (slope + ONE) * root(row.entries())
+    return Bounds(radius, slope * x.gain, least(radius, root(vector)), slope * x.error + own)
 
 
 def _ball(row: Inference, *, scale: Positive, over: Axes) -> Bounds:
@@ -146,7 +184,10 @@ def _ball(row: Inference, *, scale: Positive, over: Axes) -> Bounds:
     row.keeps_shape()
     (x,), vector = row.bounds, row.along(over)
     radius = least(x.radius, root(row.entries() / scale))
-    return Bounds(radius, x.gain, least(least(x.largest, root(vector / scale)), radius))
+    size = x.radius + x.error
+    own = row.of_norm(vector, max(scale, ONE), size, scale * size) * least(size, root(row.entries() / scale))
+    largest = least(least(x.largest, root(vector / scale)), radius)
+    return Bounds(radius, x.gain, largest, x.error + own + row.format.floor * root(row.entries()))
 
 
 def _unit(row: Inference, *, eps: Positive, over: Axes) -> Bounds:
@@ -154,14 +195,21 @@ def _unit(row: Inference, *, eps: Positive, over: Axes) -> Bounds:
     row.keeps_shape()
     (x,), vectors, slope = row.bounds, row.entries() // row.along(over), ONE / eps
     radius = least(slope * x.radius, root(vectors))
-    return Bounds(radius, slope * x.gain, least(radius, ONE))
+    size = x.radius + x.error
+    own = row.of_norm(row.along(over), slope * slope, size) * least(slope * size, root(vectors))
+    own = own + row.format.floor * root(row.entries())
+    return Bounds(radius, slope * x.gain, least(radius, ONE), slope * x.error + own)
 
 
 def _softmax(row: Inference, *, over: int) -> Bounds:
     """Softmax along one axis: the norm of a vector of it is at most 1, and that of the Jacobian at most 1/2."""
     row.keeps_shape()
     vectors, one = row.entries() // row.along((over,)), np.full([1] * len(row.shape), ONE, dtype=object)
-    return Bounds(one * root(vectors), Decimal("0.5") * row.bounds[0].gain, one)
+    (x,), n, half = row.bounds, row.along((over,)), Decimal("0.5")
+    size = (x.largest + x.error).max()
+    own = weights_error(row, size, ZERO, n) + 4 * n * row.format.floor
+    error = row.stored(one * root(vectors), half * x.error + own * root(vectors), row.entries())
+    return Bounds(one * root(vectors), half * x.gain, one, error)
 
 
 def _log_softmax(row: Inference, *, over: int) -> Bounds:
@@ -169,7 +217,10 @@ def _log_softmax(row: Inference, *, over: int) -> Bounds:
     row.keeps_shape()
     (x,), n = row.bounds, row.along((over,))
     largest = (UP.next_plus(UP.ln(Decimal(n))) if n > 1 else ZERO) + TWO * x.largest
-    return Bounds(root(row.entries()) * largest, root(n) * x.gain, largest)
+    size = (x.largest + x.error).max()
+    sums = weights_error(row, size, ZERO, n) + row.rate(EXPONENTIAL, of_sums=True) * largest.max()
+    own = (sums + row.rate(4) * (largest.max() + 4 * size) + n * row.format.floor) * root(row.entries())
+    return Bounds(root(row.entries()) * largest, root(n) * x.gain, largest, root(n) * x.error + own)
 
 
 RULES: dict[str, Callable[..., Bounds]] = {

@@ -10,11 +10,13 @@ their own.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
+from wellnormed.proof.decimals import ZERO, rounding_up
 from wellnormed.proof.reading import require
 from wellnormed.proof.rows import Bounds
 
@@ -66,8 +68,14 @@ class Base:
         return self._numbers(np.broadcast_shapes(*(each.shape for each in self.bounds)), positions)
 
     @cached_property
+    def reach(self) -> Decimal:
+        """The largest absolute value of an executed entry."""
+        with rounding_up():
+            return self.bounds.largest.max() + self.bounds.error.max()
+
+    @cached_property
     def table(self) -> list[np.ndarray]:
-        """The three bounds, flat and of equal length."""
+        """The bounds, flat and of equal length."""
         shape = np.broadcast_shapes(*(each.shape for each in self.bounds))
         return [np.broadcast_to(each, shape).reshape(-1) for each in self.bounds]
 
@@ -95,6 +103,17 @@ class Term:
     """The constants by which the entries are multiplied, of a shape that broadcasts to the value's; None for 1."""
     roundings: int = 0
     """How often each factor was rounded."""
+    error: Decimal = ZERO
+    """The executed value has, in the place of each factor, a number that differs from it by at most this."""
+    cancelled: bool = False
+    """Whether factors that are 0 have that error, too, as where a model subtracts what it has added before."""
+
+    @cached_property
+    def most(self) -> Decimal:
+        """The largest absolute value of a factor."""
+        with rounding_up():
+            most = Decimal(1 if self.factor is None else max(float(self.factor.max()), -float(self.factor.min())))
+            return most * (1 + Decimal(self.roundings * UNIT * 1.01))
 
     @property
     def span(self) -> tuple[int, ...]:
@@ -109,6 +128,10 @@ class Value:
     name: str
     shape: tuple[int, ...]
     terms: tuple[Term, ...]
+    floor: Decimal = ZERO
+    """What underflows add at most to the error of an entry, beside the errors of bases and of factors."""
+    fault: str = ""
+    """The name of the first row whose rounding errors have no bound; empty if all have one."""
     gathered: dict[tuple[int, ...], Bounds] = field(default_factory=dict)
     """Axes of groups -> their bounds, as far as `gather` has derived them."""
 
@@ -129,8 +152,8 @@ def taken(value: Value, positions: np.ndarray) -> Value:
         index[positions < 0] = -1
         if factor is not None and factor.ndim:
             factor = _entries(np.broadcast_to(factor, value.shape), positions)
-        terms.append(Term(term.base, index, factor, term.roundings))
-    return Value(value.name, positions.shape, tuple(terms))
+        terms.append(replace(term, index=index, factor=factor))
+    return replace(value, shape=positions.shape, terms=tuple(terms), gathered={})
 
 
 def _entries(array: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -22,24 +22,24 @@ def apply(ledger: Ledger, function: str, x: Value, *numbers: float) -> Value:
 
 
 for _name in ("relu", "abs", "relu6", "tanh", "sin", "cos", "atan", "asinh", "sigmoid", "hardsigmoid", "hardswish"):
-    operation(f"aten.{_name}.default")(lambda ledger, x, name=_name: apply(ledger, name, x))
+    operation(f"aten.{_name}.default", executed=True)(lambda ledger, x, name=_name: apply(ledger, name, x))
 for _name in ("erf", "silu", "mish", "log_sigmoid"):
-    operation(f"aten.{_name}.default")(lambda ledger, x, name=_name: apply(ledger, name, x))
+    operation(f"aten.{_name}.default", executed=True)(lambda ledger, x, name=_name: apply(ledger, name, x))
 
 
-@operation("aten.gelu.default")
+@operation("aten.gelu.default", executed=True)
 def gelu(ledger: Ledger, x: Value, approximate: str = "none") -> Value:
     """GELU, in its exact form or in the approximation by tanh. The two have different largest slopes."""
     return apply(ledger, "gelu_tanh" if approximate == "tanh" else "gelu", x)
 
 
-@operation("aten.leaky_relu.default")
+@operation("aten.leaky_relu.default", executed=True)
 def leaky_relu(ledger: Ledger, x: Value, negative_slope: float = 0.01) -> Value:
     """The leaky ReLU, which has the slopes 1 and `negative_slope`."""
     return apply(ledger, "leaky_relu", x, negative_slope)
 
 
-@operation("aten.prelu.default", "aten._prelu_kernel.default")
+@operation("aten.prelu.default", "aten._prelu_kernel.default", executed=True)
 def prelu(ledger: Ledger, x: Value, weight: Stored) -> Value:
     """PReLU, `relu(x) - w relu(-x)` with learned slopes w: bounded as a leaky ReLU with the largest `|w|`."""
     (claim,) = [ledger.prove("max_abs", weight)]
@@ -49,7 +49,7 @@ def prelu(ledger: Ledger, x: Value, weight: Stored) -> Value:
     )  # fmt: skip
 
 
-@operation("aten.elu.default")
+@operation("aten.elu.default", executed=True)
 def elu(ledger: Ledger, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
     """ELU, which is `scale alpha (exp(input_scale x) - 1)` below zero and `scale x` above."""
     return apply(ledger, "elu", x, alpha, scale, input_scale)
@@ -63,13 +63,13 @@ def celu(ledger: Ledger, x: Value, alpha: float = 1.0) -> Value:
     return apply(ledger, "elu", x, 1.0, 1.0, 1.0)
 
 
-@operation("aten.selu.default")
+@operation("aten.selu.default", executed=True)
 def selu(ledger: Ledger, x: Value) -> Value:
     """SELU, which is an ELU with the constants of Klambauer et al. (2017), rounded up."""
     return apply(ledger, "elu", x, 1.6732632423543775, 1.0507009873554807, 1.0)
 
 
-@operation("aten.hardtanh.default")
+@operation("aten.hardtanh.default", executed=True)
 def clamp(ledger: Ledger, x: Value, min: float | None = -1.0, max: float | None = 1.0) -> Value:
     """Every entry is limited to the interval from `min` to `max`, or at one side if the other limit is None."""
     min, max = None if min == -math.inf else min, None if max == math.inf else max
@@ -79,17 +79,17 @@ def clamp(ledger: Ledger, x: Value, min: float | None = -1.0, max: float | None 
     return apply(ledger, "clamp", x, ledger.in_dtype(min), ledger.in_dtype(max))
 
 
-@operation("aten.clamp.default")
+@operation("aten.clamp.default", executed=True)
 def clamp_open(ledger: Ledger, x: Value, min: float | None = None, max: float | None = None) -> Value:
     """The same operation as `clamp`, with None as the default of both limits."""
     return clamp(ledger, x, min, max)
 
 
-operation("aten.clamp_min.default")(lambda ledger, x, min: clamp(ledger, x, min, None))
-operation("aten.clamp_max.default")(lambda ledger, x, max: clamp(ledger, x, None, max))
+operation("aten.clamp_min.default", executed=True)(lambda ledger, x, min: clamp(ledger, x, min, None))
+operation("aten.clamp_max.default", executed=True)(lambda ledger, x, max: clamp(ledger, x, None, max))
 
 
-@operation("aten.threshold.default")
+@operation("aten.threshold.default", executed=True)
 def threshold(ledger: Ledger, x: Value, threshold: float, value: float) -> Value:
     """`max(x, threshold)`; refused unless the replacement `value` is the threshold. ReLU is `Threshold(0, 0)`."""
     if threshold != value:
@@ -123,7 +123,7 @@ def softplus(ledger: Ledger, x: Value, beta: float = 1.0, threshold: float = 20.
     return rounded(ledger, moves.times(ledger, smooth, -float(beta), divide=True), torch.float32)
 
 
-@operation("aten.glu.default")
+@operation("aten.glu.default", executed=True)
 def glu(ledger: Ledger, x: Value, dim: int = -1) -> Value:
     """The first half of the entries along an axis times the sigmoid of the second half."""
     a, b = (moves.pick(ledger, x, lambda t, i=i: torch.chunk(t, 2, dim)[i]) for i in range(2))

@@ -9,7 +9,7 @@ import torch
 
 from wellnormed.lowering import moves
 from wellnormed.lowering.axes import inner_axes
-from wellnormed.lowering.ledger import Ledger
+from wellnormed.lowering.ledger import Ledger, Stored
 from wellnormed.lowering.operations.linear import matmul
 from wellnormed.lowering.operations.normalization import axes_of
 from wellnormed.lowering.operations.selection import paired
@@ -20,7 +20,7 @@ from wellnormed.proof.inference import weight_of
 from wellnormed.proof.value import UNIT, Value
 
 
-@operation("aten.scaled_dot_product_attention.default")
+@operation("aten.scaled_dot_product_attention.default", executed=True)
 def attention(
     ledger: Ledger,
     q: Any,
@@ -49,16 +49,39 @@ def attention(
             moves.pick(ledger, x, lambda t, n=q.shape[-3] // x.shape[-3]: t.repeat_interleave(n, -3)) for x in (k, v)
         )
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    return attend(ledger, q, k, v, scale)
+    return attend(ledger, q, k, v, scale, largest_shown(ledger, mask))
 
 
-def attend(ledger: Ledger, q: Value, k: Value, v: Value, scale: float) -> Value:
+def largest_shown(ledger: Ledger, mask: Any) -> float | None:
+    """The largest size of an entry that is added to a logit; None if unknown. Lower than -1e24 is hidden, like -inf."""
+    if not isinstance(mask, Stored):
+        return abs(float(mask or 0.0))
+    if ledger.unknown(mask) or bool(mask.tensor.isnan().any()):
+        return None
+    if not mask.tensor.is_floating_point():
+        return 0.0
+    shown = mask.tensor.double().where(mask.tensor >= -_HIDDEN, 0.0)
+    some = bool((mask.tensor >= -_HIDDEN).any(-1).all()) and mask.tensor.shape[-1:] != (1,)
+    return float(shown.abs().max()) if some or not bool((mask.tensor < -_HIDDEN).any()) else None
+
+
+_HIDDEN = 1e24
+"""A mask's entries below the negative of this hide a logit: its weight, executed, is 0."""
+
+
+def attend(
+    ledger: Ledger, q: Value, k: Value, v: Value, scale: float, added: float | None = None, roundings: int | None = None
+) -> Value:
     """Bound `softmax(scale q k^T + constants) v`, using the weights of the linear maps to q, k and v if there are any.
 
     If keys and values are linear maps of the same tokens, the bound uses the norms of the maps of each head. If the
     queries are a linear map of these tokens too, without a bias, it also uses the norms of the products `W_q^T W_k`.
-    The rule is `proof.attention.attention`, and the shapes are those of `attention`.
+    The rule is `proof.attention.attention`, and the shapes are those of `attention`. Rounding errors have a bound if
+    the largest size of a constant that is `added` to a logit is known.
     """
+    if added is None and ledger.executed is not None:
+        with ledger.not_executed():
+            return attend(ledger, q, k, v, scale)
     if min(len(x.shape) for x in (q, k, v)) < 2:
         raise ledger.refuse("its queries, keys or values are a single vector; give them an axis of tokens")
     batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
@@ -78,7 +101,10 @@ def attend(ledger: Ledger, q: Value, k: Value, v: Value, scale: float) -> Value:
             pairs = [list(pair) for pair in zip(query.heads, key.heads, strict=True)]
             claims.append(_claim(ledger, "product", query, key, pairs=pairs))
     shape = (*batch, q.shape[-2], v.shape[-1])
-    result = ledger.derive("attention", reads, shape=shape, axes=[-1], constants={"scale": scale}, claims=claims)
+    constants = {"scale": scale} | ({"added": added} if added else {})
+    result = ledger.derive(
+        "attention", reads, shape=shape, axes=[-1], constants=constants, claims=claims, roundings=roundings
+    )
     # if all keys and all values lie in one small ball, bounding the product, the softmax (norm 1/2) and the second
     # product one by one gives less
     rq, rk, rv = (ledger.bounds(x, axes) for x, axes in ((q, [-1]), (k, [-2, -1]), (v, [-2, -1])))
@@ -86,8 +112,9 @@ def attend(ledger: Ledger, q: Value, k: Value, v: Value, scale: float) -> Value:
     gain, entries = float(ledger.bounds(result, [-1]).gain.max()), math.prod(q.shape[:-1]) * tokens
     if logits / 2 * float(rv.radius.max()) + float(rv.gain.max()) >= gain or entries > _LOGITS:
         return result
-    product = moves.times(ledger, matmul(ledger, q, moves.pick(ledger, k, lambda t: t.mT)), scale)
-    return ledger.least(result, matmul(ledger, softmax(ledger, product, -1), v))
+    with ledger.not_executed():  # executed is the attention as a whole, whose row has an error
+        product = moves.times(ledger, matmul(ledger, q, moves.pick(ledger, k, lambda t: t.mT)), scale)
+        return ledger.least(result, matmul(ledger, softmax(ledger, product, -1), v))
 
 
 _LOGITS = 2**22
@@ -103,14 +130,14 @@ def _claim(ledger: Ledger, measure: str, *origins: Origin, **settings: Any) -> C
     return ledger.prove(measure, *(ledger.used[name] for name in names), **settings, **cut)
 
 
-@operation("aten.softmax.int", "aten._softmax.default", "aten._safe_softmax.default", family="softmax")
+@operation("aten.softmax.int", "aten._softmax.default", "aten._safe_softmax.default", family="softmax", executed=True)
 def softmax(ledger: Ledger, x: Value, dim: int, *_: Any, **keywords: Any) -> Value:
     """Softmax along an axis, whose entries are not negative and have the sum 1. It is 1/2-Lipschitz."""
     axes = ledger.vectors(x, [dim])
     return ledger.derive("softmax", [(x, axes)], shape=x.shape, constants={"over": dim % len(x.shape)})
 
 
-@operation("aten.log_softmax.int", "aten._log_softmax.default")
+@operation("aten.log_softmax.int", "aten._log_softmax.default", executed=True)
 def log_softmax(ledger: Ledger, x: Value, dim: int, *_: Any, **keywords: Any) -> Value:
     """`x - log(sum(exp(x)))` along an axis of n entries.
 

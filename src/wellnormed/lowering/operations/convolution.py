@@ -40,8 +40,12 @@ def of_images(bound: Callable[..., Value]) -> Callable[..., Value]:
     return of_any
 
 
-@operation("aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default", kind="product", slides=True)
-@operation("aten.conv1d.padding", "aten.conv2d.padding", "aten.conv3d.padding", kind="product", slides=True)
+@operation(
+    *(f"aten.conv{n}d.{padding}" for n in (1, 2, 3) for padding in ("default", "padding")),
+    kind="product",
+    slides=True,
+    executed=True,
+)
 @of_images
 def convolution(
     ledger: Ledger,
@@ -129,6 +133,7 @@ def _patches(
     *("aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input"),
     kind="product",
     slides=True,
+    executed=True,
 )
 @of_images
 def transposed_convolution(
@@ -165,4 +170,5 @@ def transposed_convolution(
     if any(p or e for p, e in cuts):
         flat = [p for pair in reversed(cuts) for p in pair]
         full = moves.pick(ledger, full, lambda t: F.pad(t, flat))
-    return full if bias is None else add(ledger, full, along_channels(ledger, bias, count))
+    bias, addends = along_channels(ledger, bias, count), weight.tensor[:, 0].numel() // groups
+    return full if bias is None else add(ledger, full, bias, roundings=addends + 1)

@@ -15,41 +15,41 @@ from wellnormed.proof.value import Value
 Operand = Value | Stored | float | int
 
 
-@operation("aten.add.Tensor", "aten.add.Scalar", kind="affine", family="add")
-def add(ledger: Ledger, a: Operand, b: Operand, alpha: float = 1) -> Value:
-    """`a + alpha b`.
+@operation("aten.add.Tensor", "aten.add.Scalar", kind="affine", family="add", executed=True)
+def add(ledger: Ledger, a: Operand, b: Operand, alpha: float = 1, *, roundings: int | None = None) -> Value:
+    """`a + alpha b`, each of which is rounded once, or as often as stated, if it is an addend of a larger sum.
 
     A parameter whose entries are unknown, because a constraint promises only a norm of it, is bounded by that promise.
     """
     if alpha == 1 and isinstance(a, Value) and ledger.unknown(b):
-        return _shifted(ledger, a, b)
+        return _shifted(ledger, a, b, roundings)
     if isinstance(b, Value) and ledger.unknown(a):
-        return _shifted(ledger, moves.times(ledger, b, float(alpha)) if alpha != 1 else b, a)
+        return _shifted(ledger, moves.times(ledger, b, float(alpha)) if alpha != 1 else b, a, roundings)
     values = [as_value(ledger, a), as_value(ledger, b)]
     if alpha != 1:
         values[1] = moves.times(ledger, values[1], float(alpha))
-    return moves.add(ledger, values)
+    return moves.add(ledger, values, roundings)
 
 
-@operation("aten.sub.Tensor", "aten.sub.Scalar", kind="affine", family="sub")
+@operation("aten.sub.Tensor", "aten.sub.Scalar", kind="affine", family="sub", executed=True)
 def subtract(ledger: Ledger, a: Operand, b: Operand, alpha: float = 1) -> Value:
     """`a - alpha b`."""
     return add(ledger, a, b, -alpha)
 
 
-@operation("aten.rsub.Scalar", "aten.rsub.Tensor", kind="affine", family="rsub")
+@operation("aten.rsub.Scalar", "aten.rsub.Tensor", kind="affine", family="rsub", executed=True)
 def subtract_from(ledger: Ledger, a: Operand, b: Operand, alpha: float = 1) -> Value:
     """`b - alpha a`."""
     return add(ledger, b, a, -alpha)
 
 
-@operation("aten.neg.default", kind="affine")
+@operation("aten.neg.default", kind="affine", executed=True)
 def negate(ledger: Ledger, x: Value) -> Value:
     """`-x`."""
     return moves.times(ledger, x, -1.0)
 
 
-@operation("aten.mul.Tensor", "aten.mul.Scalar", kind="product", family="mul")
+@operation("aten.mul.Tensor", "aten.mul.Scalar", kind="product", family="mul", executed=True)
 def multiply(ledger: Ledger, a: Operand, b: Operand) -> Value:
     """`a b`, where one factor may be a number or a stored tensor. An unknown parameter is bounded as in `add`."""
     if not isinstance(a, Value):
@@ -60,25 +60,28 @@ def multiply(ledger: Ledger, a: Operand, b: Operand) -> Value:
     return _product(ledger, a, b) if isinstance(b, Value) else moves.times(ledger, a, b)
 
 
-@operation("aten.square.default")
+@operation("aten.square.default", executed=True)
 def square(ledger: Ledger, x: Value) -> Value:
     """`x^2`."""
     return _product(ledger, x, x)
 
 
-@operation("aten.pow.Tensor_Scalar")
+@operation("aten.pow.Tensor_Scalar", executed=True)
 def power(ledger: Ledger, x: Value, exponent: float) -> Value:
     """`x^n` for n = 1, 2, 3, ..., as products of squares."""
     if exponent != int(exponent) or exponent < 1:
         raise ledger.refuse(f"it raises to the power {exponent}; only the powers 1, 2, 3, ... have a bound")
     if exponent == 1:
         return x
+    if exponent > 3 and ledger.executed is not None:  # which is executed by a logarithm
+        with ledger.not_executed():
+            return power(ledger, x, exponent)
     half = power(ledger, x, exponent // 2)
     squared = _product(ledger, half, half)
     return _product(ledger, squared, x) if exponent % 2 else squared
 
 
-@operation("aten.div.Tensor", "aten.div.Scalar", family="div")
+@operation("aten.div.Tensor", "aten.div.Scalar", family="div", executed=True)
 def divide(ledger: Ledger, a: Operand, b: Operand) -> Value:
     """`a / b`, where b is a number or a stored tensor."""
     if not isinstance(a, Value) or isinstance(b, Value):
@@ -105,7 +108,7 @@ def _scaled(ledger: Ledger, x: Value, factors: Any) -> Value:
     return ledger.derive("scaling", [(x, inner_axes(x))], shape=x.shape, claims=[claim])
 
 
-def _shifted(ledger: Ledger, x: Value, shift: Any) -> Value:
+def _shifted(ledger: Ledger, x: Value, shift: Any, roundings: int | None) -> Value:
     """The sum with a parameter whose entries are unknown, bounded by the promise of its constraint.
 
     The bound uses the norm of the parameter's rows if the groups of the result contain whole rows, and the largest
@@ -117,7 +120,7 @@ def _shifted(ledger: Ledger, x: Value, shift: Any) -> Value:
     over = [axis - len(sizes) + len(x.shape) for axis, size in enumerate(sizes) if size > 1][-1:]
     whole = bool(over) and over[0] in axes and x.shape[over[0]] == parameter.tensor.shape[-1]
     claim, constants = ledger.prove("row_norm" if whole else "max_abs", parameter), {"over": over} if whole else {}
-    return ledger.derive("shift", [(x, axes)], shape=x.shape, claims=[claim], constants=constants)
+    return ledger.derive("shift", [(x, axes)], shape=x.shape, claims=[claim], constants=constants, roundings=roundings)
 
 
 def along_channels(ledger: Ledger, stored: Any, after: int) -> Any:

@@ -22,7 +22,7 @@ from wellnormed.proof.value import UNIT, Base, Value
 aten = torch.ops.aten
 
 
-@operation("aten.linear.default", kind="product")
+@operation("aten.linear.default", kind="product", executed=True)
 def linear(ledger: Ledger, x: Any, weight: Stored | Value, bias: Any = None) -> Value:
     """`W x + b` along the last axis, `(*, inputs)` -> `(*, outputs)`, with W `(outputs, inputs)`.
 
@@ -32,7 +32,7 @@ def linear(ledger: Ledger, x: Any, weight: Stored | Value, bias: Any = None) -> 
     if isinstance(weight, Stored):
         return _apply(ledger, x, weight, bias, transposed=False)
     product = matmul(ledger, x, moves.pick(ledger, weight, lambda t: t.mT))
-    return product if bias is None else add(ledger, product, bias)
+    return product if bias is None else add(ledger, product, bias, roundings=x.shape[-1] + 1)
 
 
 @operation("wellnormed.float8_product.default", "aten._scaled_mm.default", bounded=False)
@@ -44,7 +44,7 @@ def rounded_product(ledger: Ledger, *arguments: Any, **keywords: Any) -> Value:
     )
 
 
-@operation("aten.addmm.default", "aten.baddbmm.default", kind="product")
+@operation("aten.addmm.default", "aten.baddbmm.default", kind="product", executed=True)
 def add_product(ledger: Ledger, summand: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Value:
     """`beta summand + alpha a b`, where a and b are matrices or batches of matrices."""
     product: Any = None
@@ -53,11 +53,15 @@ def add_product(ledger: Ledger, summand: Any, a: Any, b: Any, *, beta: float = 1
         product = product if alpha == 1 else moves.times(ledger, product, float(alpha))
     else:
         product = ledger.computed(f"{ledger.name}.product", alpha * (a.tensor @ b.tensor))
-    return add(ledger, product, summand, beta)
+    return add(ledger, product, summand, beta, roundings=_shape_of(a)[-1] + 2)
 
 
-@operation("aten.matmul.default", "aten.mm.default", "aten.bmm.default", kind="product", family="matmul")
-@operation("aten.mv.default", "aten.dot.default", kind="product")
+def _shape_of(x: Value | Stored) -> tuple[int, ...]:
+    return x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
+
+
+@operation("aten.matmul.default", "aten.mm.default", "aten.bmm.default", kind="product", family="matmul", executed=True)
+@operation("aten.mv.default", "aten.dot.default", kind="product", executed=True)
 def matmul(ledger: Ledger, a: Any, b: Any) -> Value:
     """`a b`, where one factor may be a stored matrix, vector, or batch of matrices."""
     if isinstance(a, Value) and isinstance(b, Value):
@@ -101,13 +105,14 @@ def convex_potential(ledger: Ledger, x: Value, weight: Stored, bias: Stored | No
     return ledger.derive("convex_potential", [(x, axes)], shape=x.shape, constants={"factor": factor}, claims=claims)
 
 
-def average(ledger: Ledger, matrix: Stored, x: Value) -> Value:
+def average(ledger: Ledger, matrix: Stored, x: Value, roundings: int | None = None) -> Value:
     """`P x` along the last axis but one, such as an average of tokens.
 
     Args:
         ledger: The ledger.
         matrix: P, a stored matrix `(rows, tokens)`, several of them `(*batch, rows, tokens)`, or a vector `(tokens,)`.
         x: The value, `(*batch, tokens, width)`, whose leading axes broadcast with those of P, or `(tokens,)`.
+        roundings: How often each addend is rounded, if the sums are parts of larger ones.
     """
     if matrix.tensor.ndim == 1:
         row = ledger.computed(f"{ledger.name}.row", matrix.tensor[None])
@@ -131,7 +136,10 @@ def average(ledger: Ledger, matrix: Stored, x: Value) -> Value:
         claim = ledger.prove("spectral", flat, parts=parts)
     else:
         claim = ledger.prove("row_sum", matrix, parts=parts)
-    return ledger.derive("average", [(x, inner)], shape=shape, axes=inner, constants={"parts": lead}, claims=[claim])
+    constants = {"parts": lead}
+    return ledger.derive(
+        "average", [(x, inner)], shape=shape, axes=inner, constants=constants, claims=[claim], roundings=roundings
+    )
 
 
 def _of_values(ledger: Ledger, a: Value, b: Value) -> Value:
@@ -152,23 +160,25 @@ def reduce(ledger: Ledger, x: Value, dims: Sequence[int] | None, keepdim: bool, 
         size = x.shape[axis]
         ones = ledger.computed(f"{size} ones", torch.ones(1, size))
         turned = moves.pick(ledger, x, lambda t, axis=axis: t.movedim(axis, -1)[..., None])
-        summed = average(ledger, ones, turned)
+        summed = average(ledger, ones, turned, math.prod(whole.shape[each] for each in axes))
         x = moves.pick(ledger, summed, lambda t, axis=axis: t[..., 0].movedim(-1, axis))
         x = moves.times(ledger, x, float(size), divide=True) if mean else x
-    x = x if mean else mixed(ledger, whole, positions(x.shape).expand(whole.shape), x)
+    if not mean:
+        with ledger.not_executed():
+            x = mixed(ledger, whole, positions(x.shape).expand(whole.shape), x)
     if keepdim or not axes:
         return x
     shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
     return moves.pick(ledger, x, lambda t: t.reshape(shape))
 
 
-@operation("aten.mean.dim", "aten.mean.default", kind="affine")
+@operation("aten.mean.dim", "aten.mean.default", kind="affine", executed=True)
 def mean(ledger: Ledger, x: Value, dim: Any = None, keepdim: bool = False, **keywords: Any) -> Value:
     """The mean over some axes, or over all."""
     return reduce(ledger, x, [dim] if isinstance(dim, int) else dim, keepdim, mean=True)
 
 
-@operation("aten.sum.dim_IntList", "aten.sum.default", kind="affine")
+@operation("aten.sum.dim_IntList", "aten.sum.default", kind="affine", executed=True)
 def total(ledger: Ledger, x: Value, dim: Any = None, keepdim: bool = False, **keywords: Any) -> Value:
     """The sum over some axes, or over all."""
     return reduce(ledger, x, [dim] if isinstance(dim, int) else dim, keepdim, mean=False)
@@ -203,6 +213,8 @@ def margin(ledger: Ledger, logits: Value) -> Value:
     claims = [ledger.prove("row_difference", ledger.used[weight], **settings)]
     claims += [ledger.prove("max_abs", ledger.used[name]) for bias in linear.claims[1:] for name in bias.tensors]
     factor = 1.0 if term.factor is None else abs(term.factor).item() * (1 + 4 * UNIT * (term.roundings + 1))
+    if not term.error:  # the logits are what the map computes
+        ledger.executed = linear.executed
     return ledger.derive("margin", [(x, [-1])], shape=(*x.shape[:-1], 1), constants={"factor": factor}, claims=claims)
 
 

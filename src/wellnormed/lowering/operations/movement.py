@@ -148,7 +148,7 @@ def pad(ledger: Ledger, x: Value, pad: Sequence[int], *rest: Any, **keywords: An
         return pick(ledger, x, lambda t: aten.pad.default(t, list(pad), mode, None if mode != "constant" else 0.0))
     inside = pick(ledger, x, lambda t: aten.constant_pad_nd.default(t, list(pad), 0.0))
     around = aten.constant_pad_nd.default(torch.zeros(x.shape, dtype=torch.float64), list(pad), fill)
-    return add(ledger, [inside, ledger.constant(ledger.computed(f"{ledger.name}.fill", around))])
+    return add(ledger, [inside, ledger.constant(ledger.computed(f"{ledger.name}.fill", around))], roundings=0)
 
 
 def _scattering(target: Callable[..., Tensor]) -> Callable[..., Value]:
@@ -214,13 +214,15 @@ operation("aten.empty.memory_format", "aten.empty_strided.default", "aten.empty_
           makes="memory")(_like(torch.zeros_like))  # fmt: skip
 
 
-@operation("aten.masked_fill.Scalar", "aten.masked_fill.Tensor", kind="affine", family="masked_fill")
+@operation("aten.masked_fill.Scalar", "aten.masked_fill.Tensor", kind="affine", family="masked_fill", executed=True)
 def masked_fill(ledger: Ledger, x: Value, mask: Stored, fill: Value | Stored | float) -> Value:
     """The entries of x, replaced by a number where a mask is true. The mask may not depend on the input."""
     return where(ledger, mask, fill, x)
 
 
-@operation("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", kind="affine", family="where")
+@operation(
+    "aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", kind="affine", family="where", executed=True
+)
 def where(ledger: Ledger, mask: Stored, x: Any, y: Any) -> Value:
     """The entries of x where a mask is true, and those of y elsewhere. The mask may not depend on the input."""
     if isinstance(mask, Value):
@@ -238,7 +240,7 @@ def where(ledger: Ledger, mask: Stored, x: Any, y: Any) -> Value:
         parts.append(pick(ledger, value, masked))
     shapes = [each.shape if isinstance(each, Value) else torch.as_tensor(_plain(each)).shape for each in (x, y)]
     shape = torch.broadcast_shapes(keep.shape, *shapes)
-    return spread(ledger, add(ledger, parts), shape)
+    return spread(ledger, add(ledger, parts, roundings=0), shape)
 
 
 def as_value(ledger: Ledger, x: Value | Stored | float) -> Value:

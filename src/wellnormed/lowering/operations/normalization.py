@@ -23,22 +23,26 @@ def axes_of(x: Value, dims: Sequence[int] | int | None) -> list[int]:
     return sorted({d % len(x.shape) for d in given})
 
 
-def normalize(ledger: Ledger, x: Value, dims: Sequence[int] | int | None, eps: float | None) -> Value:
-    """`(x - mean) / sqrt(variance + eps)` or `x / sqrt(mean square + eps)` over some axes. One bound holds for both."""
+def normalize(
+    ledger: Ledger, x: Value, dims: Sequence[int] | int | None, eps: float | None, centred: bool = True
+) -> Value:
+    """`(x - mean) / sqrt(variance + eps)`, or `x / sqrt(mean square + eps)` if not `centred`, over some axes.
+
+    One bound holds for both, but for rounding errors.
+    """
     if eps is None or not eps > 0:
         raise ledger.refuse(f"eps={eps} lets it divide by numbers near 0; pass a positive eps")
     dims = axes_of(x, dims)
-    return ledger.derive(
-        "normalization", [(x, ledger.vectors(x, dims))], shape=x.shape, constants={"eps": float(eps), "over": dims}
-    )
+    constants = {"eps": float(eps), "over": dims} | ({} if centred else {"centred": False})
+    return ledger.derive("normalization", [(x, ledger.vectors(x, dims))], shape=x.shape, constants=constants)
 
 
 def _scaled(ledger: Ledger, x: Value, weight: Stored | None, bias: Stored | None) -> Value:
     x = x if weight is None else multiply(ledger, x, weight)
-    return x if bias is None else add(ledger, x, bias)
+    return x if bias is None else add(ledger, x, bias, roundings=3)
 
 
-@operation("aten.layer_norm.default")
+@operation("aten.layer_norm.default", executed=True)
 def layer_norm(
     ledger: Ledger, x: Value, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Value:
@@ -46,7 +50,7 @@ def layer_norm(
     return _scaled(ledger, normalize(ledger, x, range(-len(shape), 0), eps), weight, bias)
 
 
-@operation("aten.rms_norm.default")
+@operation("aten.rms_norm.default", executed=True)
 def rms_norm(
     ledger: Ledger, x: Value, shape: Sequence[int], weight: Stored | None = None, eps: float | None = None
 ) -> Value:
@@ -55,10 +59,10 @@ def rms_norm(
     Without eps, torch takes the machine epsilon of the dtype that it computes in, which has at least 32 bits.
     """
     eps = min(torch.finfo(each).eps for each in (ledger.dtype, torch.float32)) if eps is None else eps
-    return _scaled(ledger, normalize(ledger, x, range(-len(shape), 0), eps), weight, None)
+    return _scaled(ledger, normalize(ledger, x, range(-len(shape), 0), eps, centred=False), weight, None)
 
 
-@operation("aten.group_norm.default")
+@operation("aten.group_norm.default", executed=True)
 def group_norm(
     ledger: Ledger, x: Value, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Value:
@@ -69,7 +73,7 @@ def group_norm(
     return _by_channel(ledger, moves.pick(ledger, normal, lambda t: t.reshape(shape)), weight, bias)
 
 
-@operation("aten.instance_norm.default")
+@operation("aten.instance_norm.default", executed=True)
 def instance_norm(
     ledger: Ledger, x: Value, weight: Any, bias: Any, mean: Any, variance: Any, use_input: bool, *rest: Any
 ) -> Value:
@@ -80,7 +84,7 @@ def instance_norm(
     return _with_statistics(ledger, x, weight, bias, mean, variance, eps)
 
 
-@operation("aten._native_batch_norm_legit_no_training.default", kind="affine")
+@operation("aten._native_batch_norm_legit_no_training.default", kind="affine", executed=True)
 def batch_norm(
     ledger: Ledger, x: Value, weight: Any, bias: Any, mean: Stored, variance: Stored, momentum: float, eps: float
 ) -> list[Value]:
@@ -88,7 +92,7 @@ def batch_norm(
     return [_with_statistics(ledger, x, weight, bias, mean, variance, eps)]
 
 
-@operation("aten.batch_norm.default")
+@operation("aten.batch_norm.default", executed=True)
 def batch_norm_whole(
     ledger: Ledger, x: Value, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *rest: Any
 ) -> Value:
@@ -125,7 +129,10 @@ def _with_statistics(
     shift = offset - moved
     shift = shift + torch.where(shift < 0, -1, 1) * 8 * unit * (moved.abs() + offset.abs())  # nor the shift's size
     stored = (ledger.computed(f"{ledger.name}.{kind}", t) for kind, t in (("scale", scale), ("shift", shift)))
-    return _by_channel(ledger, x, *stored)
+    factor, summand = (along_channels(ledger, each, len(x.shape) - 2) for each in stored)
+    # executed, scale and shift are computed in the model's dtype, the shift from numbers that may cancel
+    beside = float((moved.abs() + offset.abs()).max()) * (1 + 8 * unit)
+    return moves.add(ledger, [moves.times(ledger, x, factor), ledger.constant(summand)], 12, beside)
 
 
 def _by_channel(ledger: Ledger, x: Value, weight: Stored | None, bias: Stored | None) -> Value:
@@ -160,10 +167,12 @@ def project(
 def centre(ledger: Ledger, x: Value, dims: Sequence[int] | int | None) -> Value:
     """`x - mean(x)` over some axes. It is an orthogonal projection, and at most doubles the largest absolute entry."""
     dims = axes_of(x, dims)
-    return ledger.derive("contraction", [(x, {*dims, *inner_axes(x)})], shape=x.shape, constants={"growth": 2.0})
+    roundings = math.prod(x.shape[d] for d in dims) + 3
+    reads = [(x, {*dims, *inner_axes(x)})]
+    return ledger.derive("contraction", reads, shape=x.shape, constants={"growth": 2.0}, roundings=roundings)
 
 
-@operation("aten.linalg_vector_norm.default")
+@operation("aten.linalg_vector_norm.default", executed=True)
 def euclidean_norm(
     ledger: Ledger, x: Value, ord: float = 2, dim: Any = None, keepdim: bool = False, **keywords: Any
 ) -> Value:
@@ -177,7 +186,8 @@ def euclidean_norm(
     kept = [1 if axis in dims else size for axis, size in enumerate(x.shape)]
     growth = math.nextafter(math.sqrt(math.prod(x.shape[d] for d in dims)), math.inf)
     reads = [(x, {*dims, *inner_axes(x)})]
-    result = ledger.derive("contraction", reads, shape=kept, constants={"growth": growth})
+    roundings = math.prod(x.shape[d] for d in dims) + 6
+    result = ledger.derive("contraction", reads, shape=kept, constants={"growth": growth}, roundings=roundings)
     return result if keepdim else moves.pick(ledger, result, lambda t: t.squeeze(tuple(dims)))
 
 

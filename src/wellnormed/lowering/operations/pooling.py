@@ -22,13 +22,17 @@ aten = torch.ops.aten
 
 
 def along_axes(ledger: Ledger, x: Value, maps: Sequence[Callable[[Tensor], Tensor]]) -> Value:
-    """Apply a linear map to each of the last axes. Each map is given as a function that acts on the last axis."""
+    """Apply a linear map to each of the last axes. Each map is given as a function that acts on the last axis.
+
+    Executed are sums over all these axes at once, and a quotient.
+    """
+    addends = math.prod(x.shape[-len(maps) :])
     for number, apply in enumerate(maps):
         axis = len(x.shape) - len(maps) + number
         columns = apply(torch.eye(x.shape[axis], dtype=torch.float64)[:, None])[:, 0]
         matrix = ledger.computed(f"{ledger.name}.matrix{number}", columns.mT.contiguous())
         turned = moves.pick(ledger, x, lambda t, axis=axis: t.movedim(axis, -1)[..., None])
-        mapped = average(ledger, matrix, turned)
+        mapped = average(ledger, matrix, turned, roundings=addends + 2)
         x = moves.pick(ledger, mapped, lambda t, axis=axis: t[..., 0].movedim(-1, axis))
     return x
 
@@ -57,13 +61,13 @@ def average_pool(
 
 
 for _count in (1, 2, 3):  # only the name tells the number of axes: settings may have one entry, and images no batch
-    operation(f"aten.avg_pool{_count}d.default", kind="affine")(partial(average_pool, _count))
+    operation(f"aten.avg_pool{_count}d.default", kind="affine", executed=True)(partial(average_pool, _count))
 
 
 _ADAPTIVE = [f"aten.adaptive_avg_pool{n}d.default" for n in (1, 2, 3)]
 
 
-@operation(*_ADAPTIVE, kind="affine")
+@operation(*_ADAPTIVE, kind="affine", executed=True)
 def adaptive_average_pool(ledger: Ledger, x: Value, size: Sequence[int]) -> Value:
     """Means over windows that together cover the image; `size` is the number of windows along each of the last axes."""
     return along_axes(ledger, x, [lambda t, n=n: aten.adaptive_avg_pool1d(t, [n]) for n in size])
@@ -113,7 +117,7 @@ operation(*(f"aten.upsample_{n}.vec" for n in ("linear1d", "bilinear2d", "trilin
 operation("aten.upsample_bicubic2d.vec", kind="affine")(_interpolating(_cubic))
 
 
-@operation("aten.cumsum.default", kind="affine")
+@operation("aten.cumsum.default", kind="affine", executed=True)
 def running_sum(ledger: Ledger, x: Value, dim: int, **keywords: Any) -> Value:
     """Cumulative sums along an axis."""
     turned = moves.pick(ledger, x, lambda t: t.movedim(dim, -1))

@@ -45,7 +45,7 @@ def ordered(ledger: Ledger, x: Value, dim: int) -> Value:
 
 def in_order(ledger: Ledger, x: Value, dim: int) -> Value:
     """Sort every line along the axis `dim >= 0`. In contrast to `ordered`, the result is not shared."""
-    return ledger.derive("contraction", [(x, {dim, *inner_axes(x)})], shape=x.shape)
+    return ledger.derive("contraction", [(x, {dim, *inner_axes(x)})], shape=x.shape, roundings=0)
 
 
 def _same_lines(x: Value, dim: int, known: Value, along: int, sign: int) -> Tensor | None:
@@ -59,8 +59,9 @@ def _same_lines(x: Value, dim: int, known: Value, along: int, sign: int) -> Tens
         return torch.arange(math.prod(x.shape) // n)
     bases = [{id(term.base) for term in value.terms if isinstance(term.base, Base)} for value in values]
     inexact = any(term.roundings for value in values for term in value.terms)
-    if known.shape[along] != n or bases[0] != bases[1] or inexact:
-        return None
+    slips = [({term.error for term in value.terms}, value.floor, value.fault) for value in values]
+    if known.shape[along] != n or bases[0] != bases[1] or inexact or slips[0] != slips[1]:
+        return None  # or computed in another way, with other rounding errors
     most = max(len(value.terms) for value in values)
     addends = np.concatenate([_addends(x, dim, 1, most), _addends(known, along, sign, most)])
     entries = _number(addends.reshape(-1, 3)).reshape(-1, most)
@@ -118,37 +119,37 @@ def extreme(ledger: Ledger, x: Value, dim: Any, keepdim: bool, lesser: bool, sor
 
 
 for _name, _lesser in (("max", False), ("min", True)):
-    operation(f"aten.a{_name}.default")(
+    operation(f"aten.a{_name}.default", executed=True)(
         lambda ledger, x, dim=(), keepdim=False, lesser=_lesser: extreme(ledger, x, dim, keepdim, lesser)
     )
-    operation(f"aten.{_name}.dim")(  # the positions of these entries have no bound
+    operation(f"aten.{_name}.dim", executed=True)(  # the positions of these entries have no bound
         lambda ledger, x, dim, keepdim=False, lesser=_lesser: [largest(ledger, x, dim, keepdim, lesser), None]
     )
-    operation(f"aten.{_name}imum.default", f"aten.{_name}.other")(
+    operation(f"aten.{_name}imum.default", f"aten.{_name}.other", executed=True)(
         lambda ledger, a, b, lesser=_lesser: larger(ledger, a, b, lesser)
     )
 
 
-@operation("aten.aminmax.default")
+@operation("aten.aminmax.default", executed=True)
 def extremes(ledger: Ledger, x: Value, *, dim: int | None = None, keepdim: bool = False) -> list[Value]:
     """The least and the largest entry."""
     return [extreme(ledger, x, dim, keepdim, lesser) for lesser in (True, False)]
 
 
-@operation("aten.sort.default", "aten.sort.stable")
+@operation("aten.sort.default", "aten.sort.stable", executed=True)
 def sort(ledger: Ledger, x: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> list[Any]:
     """The sorted entries along an axis. Their positions have no bound, and are None."""
     result = ordered(ledger, x, dim)
     return [moves.pick(ledger, result, lambda t: t.flip(dim)) if descending else result, None]
 
 
-@operation("aten.msort.default")
+@operation("aten.msort.default", executed=True)
 def sort_first(ledger: Ledger, x: Value) -> Value:
     """The sorted entries along the first axis."""
     return ordered(ledger, x, 0)
 
 
-@operation("aten.topk.default")
+@operation("aten.topk.default", executed=True)
 def leading(ledger: Ledger, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Any]:
     """The largest (or least) entries along an axis. Their positions have no bound, and are None."""
     if not sorted:
@@ -185,7 +186,7 @@ def paired(ledger: Ledger, a: Any, b: Any) -> Value:
     return ledger.pairs[first.name, second.name]
 
 
-@operation("aten.clamp.Tensor")
+@operation("aten.clamp.Tensor", executed=True)
 def clamp(ledger: Ledger, x: Any, min: Any = None, max: Any = None) -> Value:
     """`minimum(maximum(x, min), max)`, where either limit may be a tensor or None."""
     for limit, lesser in ((min, False), (max, True)):
@@ -193,8 +194,8 @@ def clamp(ledger: Ledger, x: Any, min: Any = None, max: Any = None) -> Value:
     return x
 
 
-operation("aten.clamp_min.Tensor")(larger)
-operation("aten.clamp_max.Tensor")(partial(larger, lesser=True))
+operation("aten.clamp_min.Tensor", executed=True)(larger)
+operation("aten.clamp_max.Tensor", executed=True)(partial(larger, lesser=True))
 
 
 def max_pool(
@@ -224,11 +225,16 @@ def max_pool_with_indices(count: int, ledger: Ledger, x: Value, *settings: Any) 
 
 
 for _count in (1, 2, 3):  # only the name tells the number of axes: settings may have one entry, and images no batch
-    operation(f"aten.max_pool{_count}d.default")(partial(max_pool, _count))
-    operation(f"aten.max_pool{_count}d_with_indices.default")(partial(max_pool_with_indices, _count))
+    operation(f"aten.max_pool{_count}d.default", executed=True)(partial(max_pool, _count))
+    operation(f"aten.max_pool{_count}d_with_indices.default", executed=True)(partial(max_pool_with_indices, _count))
 
 
-@operation("aten.adaptive_max_pool1d.default", "aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
+@operation(
+    "aten.adaptive_max_pool1d.default",
+    "aten.adaptive_max_pool2d.default",
+    "aten.adaptive_max_pool3d.default",
+    executed=True,
+)
 def adaptive_max_pool(ledger: Ledger, x: Value, size: Sequence[int]) -> list[Any]:
     """A max pool to a given size. It is refused unless all windows are equal."""
     pixels = x.shape[-len(size) :]
@@ -283,7 +289,7 @@ def _refused(ledger: Ledger, *arguments: Any, **keywords: Any) -> Value:
     )
 
 
-@operation("aten.nan_to_num.default")
+@operation("aten.nan_to_num.default", executed=True)
 def nan_to_num(ledger: Ledger, x: Value, *replacements: float | None) -> Value:
     """The identity, since certificates hold for finite numbers."""
     return x

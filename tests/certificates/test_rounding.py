@@ -1,0 +1,247 @@
+"""Programs executed in floats, with sums in many orders, stay within the certified error of the real function."""
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import wellnormed as wn
+from campaigns.ulps import FUNCTIONS, floats, share
+from tests.proof.models import Function, small
+from wellnormed.certificates import Arithmetic
+from wellnormed.certificates.certificate import Certificate
+from wellnormed.program.domain import Box
+from wellnormed.proof import CheckError, check
+from wellnormed.proof.functions import ERRORS
+
+aten = torch.ops.aten
+ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sequential": lambda t: t,
+    "reversed": lambda t: t.flip(0),
+    "rising": lambda t: t.gather(0, t.abs().argsort(0)),
+    "falling": lambda t: t.gather(0, t.abs().argsort(0, descending=True)),
+    "signed": lambda t: t.sort(0).values,
+}
+"""Name -> a rearrangement of addends along the first axis, for every sum alone."""
+
+
+def summed(addends: Tensor, order: str) -> Tensor:
+    """The sum over the first axis, one addend after another, or by blocks of 8, in the dtype of sums."""
+    wide = addends.float() if addends.dtype.itemsize < 4 else addends
+    if order == "blocked":
+        blocks = [torch.stack([*block]).sum(0) for block in wide.split(8)]
+        wide = torch.stack(blocks)
+    else:
+        wide = ORDERS[order](wide)
+    total = wide[0]
+    for each in wide[1:]:
+        total = total + each
+    return total.to(addends.dtype)
+
+
+class Reordered(TorchDispatchMode):
+    """Executes products of matrices, convolutions, sums and means with sums in another order."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.order = order
+
+    def _product(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`(n, k) (k, m) + bias`, where the bias is the first addend."""
+        wide = torch.promote_types(a.dtype, torch.float32)
+        addends = a.to(wide).mT[:, :, None] * b.to(wide)[:, None, :]
+        if bias is not None:
+            addends = torch.cat([bias.to(wide).expand(addends.shape[1:])[None], addends])
+        return summed(addends, self.order).to(a.dtype)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten.mm.default:
+            return self._product(*args)
+        if func is aten.addmm.default:
+            return self._product(args[1], args[2], args[0])
+        if func is aten.bmm.default:
+            return torch.stack([self._product(a, b) for a, b in zip(*args, strict=True)])
+        if func is aten.convolution.default and not args[6] and args[8] == 1 and args[1].ndim == 4:
+            x, weight, bias, stride, padding, dilation = args[:6]
+            columns = F.unfold(x, weight.shape[2:], dilation, padding, stride).transpose(0, 1).flatten(1)
+            result = self._product(weight.flatten(1), columns, None if bias is None else bias[:, None])
+            size = [
+                (n + 2 * p - d * (k - 1) - 1) // s + 1
+                for n, p, d, k, s in zip(x.shape[2:], padding, dilation, weight.shape[2:], stride, strict=True)
+            ]
+            return result.unflatten(1, (x.shape[0], *size)).transpose(0, 1)
+        return func(*args, **(kwargs or {}))
+
+
+def drawn(certificate: Certificate, x: Tensor, generator: torch.Generator) -> Tensor:
+    """Inputs at the edge of the domain."""
+    if not x.is_floating_point():
+        return torch.randint(0, 2, x.shape, generator=generator)
+    domain, noise = certificate.input_domain, torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    if isinstance(domain, Box):
+        return (domain.low + (domain.high - domain.low) * noise.sigmoid().round()).to(x.dtype)
+    noise += 3 * torch.randn((), generator=generator)  # means far from 0
+    axes = certificate.inputs[0].axes
+    return (noise / noise.square().mean(axes, keepdim=True).sqrt() * domain * (1 - 2.0**-7)).to(x.dtype)
+
+
+def errors(certificate: Certificate, module: nn.Module, x: Tensor, trials: int = 3) -> list[float]:
+    """The errors that orders of sums make, as shares of the certified one."""
+    program, generator, found = certificate.program, torch.Generator().manual_seed(0), []
+    assert program is not None
+    assert certificate.forward_error is not None, certificate.unbounded_at
+    double = program.double() if x.is_floating_point() else copy.deepcopy(module).double()
+
+    def exact(given: Tensor) -> Tensor:
+        given = given.double() if given.is_floating_point() else given
+        return double(given) if not certificate.each_sample else torch.cat([double(one[None]) for one in given])
+
+    axes = certificate.rows[-1].axes
+    for _ in range(trials):
+        given = drawn(certificate, x, generator)
+        real = exact(given)
+        for order in (*ORDERS, "blocked", "torch"):
+            if order == "torch":
+                executed = program(given)
+            else:
+                with Reordered(order):
+                    executed = program(given)
+            difference = (executed.detach().double() - real.detach()).square().sum(axes).sqrt().max()
+            found.append(float(difference) / certificate.forward_error)
+    return found
+
+
+def norms(self: Any, x: Tensor) -> Tensor:
+    return self.last(F.rms_norm(self.norm(self.first(x)), (12,), self.gain)) + F.normalize(x, dim=-1, eps=0.1)
+
+
+def model(name: str) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    linear = nn.Linear
+    if name == "wide":
+        return nn.Sequential(linear(300, 64), nn.Tanh(), linear(64, 10)), torch.zeros(2, 300)
+    if name == "norms":
+        layers = {"first": linear(6, 12), "norm": nn.LayerNorm(12), "last": linear(12, 6)}
+        return Function(norms, **layers, gain=torch.rand(12)), torch.randn(2, 6)
+    if name == "means":
+        return Function(lambda self, x: x.mean((1, 2)) + x.sum((1, 2)) / 3), torch.randn(2, 8, 6)
+    if name == "cancelled":
+        return Function(lambda self, x: (x * 3 + self.shift) - self.shift - 3 * x, shift=1e4 * torch.rand(6)), (
+            torch.randn(2, 6)
+        )
+    return small(name)
+
+
+LEAST = {"wide": 1e-3, "mlp": 5e-3, "cancelled": 0.05, "means": 1e-2}
+"""Name -> the least share of the certified error that is found."""
+NAMES = (
+    "wide", "mlp", "norms", "means", "cancelled", "network", "attention", "attention with biases", "gpt", "rotary gpt",
+    "encoder", "lstm", "moves", "convolutions", "transposed convolution", "convolution of tokens", "mixing", "gates",
+    "activations", "rounded",
+)  # fmt: skip
+
+
+CASES = [(name, dtype) for name in NAMES for dtype in (torch.float32, torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [each for each in CASES if each != ("rounded", torch.bfloat16)])
+def test_no_order_of_sums_exceeds_the_certified_error(name: str, dtype: torch.dtype) -> None:
+    module, x = model(name)
+    module, x = module.to(dtype).eval(), x.to(dtype) if x.is_floating_point() else x
+    certificate = wn.certify(module, x, radius=1.0625)  # bfloat16 rounds up the rows of embeddings
+    if dtype == torch.bfloat16 and certificate.forward_error is None:
+        pytest.skip(f"no bound at {certificate.unbounded_at}")
+    found = errors(certificate, module, x)
+    assert max(found) <= 1
+    assert max(found) >= LEAST.get(name, 0.0) or dtype != torch.float32
+    print(f"{name} {dtype} E {certificate.forward_error:.3g} found {max(found):.3g}")
+
+
+def test_a_stated_arithmetic_changes_the_error_and_is_in_the_file(tmp_path: Any) -> None:
+    module, x = model("wide")
+    any_order, lanes, cut = (
+        wn.certify(module, x, arithmetic=each) for each in (None, Arithmetic(lanes=2), Arithmetic(products="tf32"))
+    )
+    assert lanes.forward_error < any_order.forward_error < cut.forward_error / 10
+    for certificate in (lanes, cut):
+        certificate.save(tmp_path / "c.json")
+        assert str(certificate.execution) in str(wn.verify(tmp_path / "c.json", module.state_dict()))
+    with pytest.raises(ValueError, match="this machine adds to one of them"):
+        wn.certify(module, x, arithmetic=Arithmetic(lanes=300))
+    with pytest.raises(ValueError, match="must be an Arithmetic"):
+        wn.certify(module, x, arithmetic="float32")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"executed": None}, "is less than what follows"),
+        ({"executed": {"dtype": "bfloat16"}}, "is less than what follows"),
+        ({"executed": {"dtype": "float32", "roundings": 1000}}, "is less than what follows"),
+    ],
+)
+def test_a_row_cannot_be_executed_otherwise(change: dict[str, Any], says: str) -> None:
+    module, x = model("mlp")
+    document = wn.certify(module, x).document()
+    document["rows"][1] |= change
+    tensors = {name: each.numpy() for name, each in module.state_dict().items()}
+    with pytest.raises(CheckError, match=says):
+        check(document, tensors)
+
+
+def test_an_error_cannot_be_lowered_in_any_row() -> None:
+    module, x = model("convolutions")
+    certificate = wn.certify(module.eval(), x)
+    document = json.loads(json.dumps(certificate.document()))
+    named = certificate.computed | module.state_dict()
+    tensors = {
+        name: each.numpy() for name, each in named.items() if name in {*document["tensors"], *document["computed"]}
+    }
+    check(document, tensors)
+    for row in document["rows"]:
+        if row["error"] is not None and float(row["error"]["values"][0]):
+            kept, row["error"]["values"][0] = row["error"]["values"][0], str(float(row["error"]["values"][0]) * 0.999)
+            with pytest.raises(CheckError, match="its error"):
+                check(document, tensors)
+            row["error"]["values"][0] = kept
+
+
+def test_errors_within_caps_hold_for_other_weights() -> None:
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Linear(20, 12), nn.ReLU(), nn.Linear(12, 4)), torch.randn(3, 20)
+    constraints = wn.constrain(wn.Scion(module, lr=0.1), {"*": wn.HardCap(2.0), "*bias": wn.ColumnCap(2.0)})
+    certificate = wn.certify(module, x, within=constraints)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(100 * torch.randn(parameter.shape))
+    constraints.project_()
+    now = wn.certify(module, x)
+    assert now.forward_error < certificate.forward_error < 4 * now.forward_error
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.softplus(x), lambda x: x.pow(4), lambda x: x.logsumexp(-1), lambda x: x * x.mean(-1, True).square(),
+        lambda x: (x - x.mean(-1, True)) / (x.std(-1, keepdim=True) + 1e-3),
+    ],
+)  # fmt: skip
+def test_what_has_no_rule_is_named(function: Callable[[Tensor], Tensor]) -> None:
+    certificate = wn.certify(Function(lambda self, x: function(x)), torch.randn(2, 6))
+    row = next((row for row in certificate.rows if row.name == certificate.unbounded_at), None)
+    assert (certificate.forward_error is None) == (row is not None)
+    assert row is None or f"no bound of rounding: {row.name}, {row.operation}" in str(certificate)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_err_no_more_than_the_kernel_allows(name: str, dtype: torch.dtype) -> None:
+    for x in floats(dtype, 2**20 - 3):
+        assert share(name, x) <= 1
+    assert {*FUNCTIONS, "clamp", "clamp_min", "clamp_max", "softsign"} == {*ERRORS, "exp"}
