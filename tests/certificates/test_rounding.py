@@ -135,7 +135,11 @@ def model(name: str) -> tuple[nn.Module, Tensor]:
         return Function(lambda self, x: (x * 3 + self.shift) - self.shift - 3 * x, shift=1e4 * torch.rand(6)), (
             torch.randn(2, 6)
         )
-    return small(name)
+    module, x = small(name)
+    for each in module.modules():
+        if isinstance(each, nn.GroupNorm):
+            each.eps = 0.1  # its variance may be a mean of squares less a square
+    return module, x
 
 
 LEAST = {"wide": 1e-3, "mlp": 5e-3, "cancelled": 0.05, "means": 1e-2}

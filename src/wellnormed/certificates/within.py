@@ -119,7 +119,7 @@ class Within:
         if self._walk is not None and not self._walk.ledger.constants_of_promises:
             with contextlib.suppress(CheckError):
                 return proved_again(self._walk, {name: each for name, each in promises.items() if each is not None})
-        self._walk = walked(self._program, self._domain, promises)
+        self._walk = walked(self._program, self._domain, promises, arithmetic=None)
         return self._walk.ledger.proof
 
     def walked_at(self, caps: Caps) -> float:

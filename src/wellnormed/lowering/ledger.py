@@ -15,7 +15,7 @@ from wellnormed.lowering.stored import raw_tensor
 from wellnormed.program.domain import STORED, Domain
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.proof import Bounds, CheckError, Claim, Promise, Proof, Row
-from wellnormed.proof.arithmetic import Arithmetic, Executed
+from wellnormed.proof.arithmetic import ANY_ORDER, Arithmetic, Executed
 from wellnormed.proof.gather import gather
 from wellnormed.proof.value import LARGE, Value
 
@@ -56,7 +56,7 @@ class Ledger:
         radius: Domain,
         promises: Mapping[str, Promise | None] | None = None,
         apart: bool = False,
-        arithmetic: Arithmetic | None = None,
+        arithmetic: Arithmetic | None = ANY_ORDER,
     ) -> None:
         self.promises: Mapping[str, Promise | None] = promises or {}
         """Name of a parameter whose entries are NaN -> the promise that a constraint makes of it, or None."""

@@ -30,7 +30,7 @@ from wellnormed.program.operation import PLACING, kind_of, name_of, packet, reco
 from wellnormed.program.places import first_line, owner, place
 from wellnormed.program.program import Program, tensors_of
 from wellnormed.proof import Claim, Promise, Proof
-from wellnormed.proof.arithmetic import FORMATS, Arithmetic, Dtype, Executed
+from wellnormed.proof.arithmetic import ANY_ORDER, FORMATS, Arithmetic, Dtype, Executed
 from wellnormed.proof.value import Value
 
 
@@ -61,7 +61,7 @@ class Walk(Interpreter):
         promises: Mapping[str, Promise | None] | None = None,
         improved: Mapping[fx.Node, Callable[[Ledger, Value], Value]] | None = None,
         apart: bool = False,
-        arithmetic: Arithmetic | None = None,
+        arithmetic: Arithmetic | None = ANY_ORDER,
     ) -> None:
         super().__init__(program)
         self._improved, self._plain = improved or {}, dict[Value, Value]()
@@ -325,7 +325,7 @@ def walked(
     domain: Domain,
     promises: Mapping[str, Promise | None] | None = None,
     margins: bool = False,
-    arithmetic: Arithmetic | None = None,
+    arithmetic: Arithmetic | None = ANY_ORDER,
 ) -> Walk:
     """Walk through a program once or twice, and return the finished walk with the lower bound.
 

@@ -97,6 +97,9 @@ class Arithmetic:
         return Decimal(2 * unit + unit * unit)
 
 
+ANY_ORDER = Arithmetic()
+
+
 def gamma(count: int, unit: Decimal) -> Decimal | None:
     """The largest relative error `(1 + u)^n - 1` after n roundings; None if they are too many for a bound.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from wellnormed.proof import claims, files, promises
-from wellnormed.proof.arithmetic import FORMATS, UNBOUNDED, Arithmetic
+from wellnormed.proof.arithmetic import ANY_ORDER, FORMATS, UNBOUNDED, Arithmetic
 from wellnormed.proof.decimals import decimals, rounding_up
 from wellnormed.proof.gather import collapse, gather, require_few_groups
 from wellnormed.proof.inference import Inference, map_of
@@ -23,9 +23,8 @@ from wellnormed.proof.value import LARGE, Base, Term, Value
 
 _ENTRIES, _HELD, _DECIMAL = 2**26, 5 * 2**27, 112
 """The most entries of a row, the most bytes of positions, factors and bounds of all values, and those of a decimal."""
-_ANY_ORDER, _SLACK = Arithmetic(), 1 + Decimal("1e-9")
-"""The default, and the slack of new errors: another machine, which adds absolute values in another order, proves them.
-"""
+_SLACK = 1 + Decimal("1e-9")
+"""The slack of new errors: another machine, which adds absolute values in another order, proves them."""
 _PROMISED = 2**29
 """The most entries of all promised parameters together, each of which has a position."""
 
@@ -52,7 +51,7 @@ class Proof:
         wellnormed.proof.reading.CheckError: spectral of weight at (2.9,) could not be proved
     """
 
-    def __init__(self, tensors: Mapping[str, Any] | None = None, arithmetic: Arithmetic | None = _ANY_ORDER) -> None:
+    def __init__(self, tensors: Mapping[str, Any] | None = None, arithmetic: Arithmetic | None = ANY_ORDER) -> None:
         self.arithmetic = arithmetic
         """How sums and products are executed; None to leave out rounding errors, which then have no bound."""
         self.stored: dict[str, files.Stored] = {}
@@ -207,7 +206,7 @@ class Proof:
             constants=arguments(rule, row.constants, "its constants"),
             claims=[claims.stated(each) for each in row.claims], reads=reads, axes=axes, shape_of=self.shape_of,
             tensor=self.tensor, bounds=of_inputs, executed=row.executed, absolute=self.absolute,
-            arithmetic=self.arithmetic or _ANY_ORDER,
+            arithmetic=self.arithmetic or ANY_ORDER,
         )  # fmt: skip
         bounds = Bounds(*map(collapse, rule(inference, **inference.constants)))
         fault = next((x.fault for x in inputs if x.fault), "")
@@ -218,7 +217,7 @@ class Proof:
         for claim in inference.claims:
             self._prove(claim)
         if row.bounds is None:
-            bounds = bounds._replace(error=bounds.error * _SLACK)
+            bounds = bounds._replace(error=collapse(bounds.error * _SLACK))
         else:
             bounds = _stated(row.bounds, bounds, shape, axes)
         self._hold([*bounds])

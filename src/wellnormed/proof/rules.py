@@ -45,8 +45,8 @@ def _input(
     return Bounds(norm, gain, largest, ZERO * norm)  # it is exact as given
 
 
-_SMALL = Decimal("0.01")
-"""The largest relative error of sums for which the error of a variance is bounded to first order."""
+_SMALL = Decimal("0.25")
+"""The largest error of a variance, relative to itself and eps, with which a norm layer has a bound of its error."""
 
 
 def domain_of(
@@ -159,12 +159,13 @@ def _mixture(row: Inference) -> Bounds:
     return Bounds(radius, least(joint, a.gain + b.gain + apart / 4), most, radius * row.without_error())
 
 
-def _normalization(row: Inference, *, eps: Positive, over: Axes, centred: bool = True) -> Bounds:
+def _normalization(row: Inference, *, eps: Positive, over: Axes, centred: bool = True, squares: bool = False) -> Bounds:
     """`x / sqrt(mean x^2 + eps)`, of vectors x from which the mean may have been subtracted first, if `centred`.
 
     The mean m of n entries, its subtraction, and the variance v, by two passes or Welford's recursion, have errors of
-    at most `c g(n) |m|` and `c g(n) (v + |m| sqrt(v))` with c < 4: the variance changes the result by half of the
-    second over `v + eps`, times `sqrt(n)`.
+    at most `c g(n) |m|` and `c g(n) (v + |m| sqrt(v))` with c < 4. With `squares`, v may be the mean of squares less
+    the square of m, which errs by `4 g(n)` times the mean square. If the error d of v is at most a quarter of
+    `v + eps`, it changes the result by at most `0.8 sqrt(n) d / (v + eps)`.
     """
     row.keeps_shape()
     (x,), vector, slope = row.bounds, row.along(over), root(ONE / eps)
@@ -172,9 +173,11 @@ def _normalization(row: Inference, *, eps: Positive, over: Axes, centred: bool =
     size = x.radius + x.error
     own = row.of_norm(vector, ONE / eps, size) * least(slope * size, root(row.entries()))
     if centred:
-        sums = row.of_sum(vector + 8) + row.rate(8)
-        own = own + 4 * sums * (slope * size + root(row.entries()))
-        row.faulty = row.faulty or sums > _SMALL
+        sums, mean = row.of_sum(vector + 8) + row.rate(8), slope * size
+        share = 4 * sums * (ONE + mean + (mean * mean if squares else ZERO) / vector)
+        row.faulty = row.faulty or bool((share > _SMALL).any())
+        own = own + 7 * sums * (mean + root(row.entries()))
+        own = own + 4 * sums * mean * mean / vector * root(row.entries()) if squares else own
     own = own + row.format.floor * (slope + ONE) * root(row.entries())
     return Bounds(radius, slope * x.gain, least(radius, root(vector)), slope * x.error + own)
 

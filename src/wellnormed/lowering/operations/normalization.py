@@ -24,16 +24,23 @@ def axes_of(x: Value, dims: Sequence[int] | int | None) -> list[int]:
 
 
 def normalize(
-    ledger: Ledger, x: Value, dims: Sequence[int] | int | None, eps: float | None, centred: bool = True
+    ledger: Ledger,
+    x: Value,
+    dims: Sequence[int] | int | None,
+    eps: float | None,
+    centred: bool = True,
+    squares: bool = False,
 ) -> Value:
     """`(x - mean) / sqrt(variance + eps)`, or `x / sqrt(mean square + eps)` if not `centred`, over some axes.
 
-    One bound holds for both, but for rounding errors.
+    One bound holds for both, but for rounding errors. With `squares`, a variance may be computed as the mean of squares
+    less the square of the mean, as torch does for images whose channels lie last.
     """
     if eps is None or not eps > 0:
         raise ledger.refuse(f"eps={eps} lets it divide by numbers near 0; pass a positive eps")
     dims = axes_of(x, dims)
     constants = {"eps": float(eps), "over": dims} | ({} if centred else {"centred": False})
+    constants |= {"squares": True} if squares else {}
     return ledger.derive("normalization", [(x, ledger.vectors(x, dims))], shape=x.shape, constants=constants)
 
 
@@ -69,7 +76,7 @@ def group_norm(
     """GroupNorm, which normalises the channels of each group together, over all pixels."""
     shape = x.shape
     cut = moves.pick(ledger, x, lambda t: t.unflatten(1, (groups, -1)))
-    normal = normalize(ledger, cut, range(2, len(cut.shape)), eps)
+    normal = normalize(ledger, cut, range(2, len(cut.shape)), eps, squares=True)
     return _by_channel(ledger, moves.pick(ledger, normal, lambda t: t.reshape(shape)), weight, bias)
 
 
@@ -80,7 +87,7 @@ def instance_norm(
     """InstanceNorm, which normalises the pixels of each channel, or uses stored statistics."""
     eps = float(rest[1])
     if use_input:
-        return _by_channel(ledger, normalize(ledger, x, range(2, len(x.shape)), eps), weight, bias)
+        return _by_channel(ledger, normalize(ledger, x, range(2, len(x.shape)), eps, squares=True), weight, bias)
     return _with_statistics(ledger, x, weight, bias, mean, variance, eps)
 
 

@@ -59,9 +59,8 @@ def _same_lines(x: Value, dim: int, known: Value, along: int, sign: int) -> Tens
         return torch.arange(math.prod(x.shape) // n)
     bases = [{id(term.base) for term in value.terms if isinstance(term.base, Base)} for value in values]
     inexact = any(term.roundings for value in values for term in value.terms)
-    slips = [({term.error for term in value.terms}, value.floor, value.fault) for value in values]
-    if known.shape[along] != n or bases[0] != bases[1] or inexact or slips[0] != slips[1]:
-        return None  # or computed in another way, with other rounding errors
+    if known.shape[along] != n or bases[0] != bases[1] or inexact or _errs_more(x, known):
+        return None
     most = max(len(value.terms) for value in values)
     addends = np.concatenate([_addends(x, dim, 1, most), _addends(known, along, sign, most)])
     entries = _number(addends.reshape(-1, 3)).reshape(-1, most)
@@ -70,6 +69,13 @@ def _same_lines(x: Value, dim: int, known: Value, along: int, sign: int) -> Tens
     number = np.full(len(lines), -1)
     number[of_known] = np.arange(len(of_known))
     return None if (number[of_x] < 0).any() else torch.from_numpy(number[of_x])
+
+
+def _errs_more(x: Value, known: Value) -> bool:
+    """Whether x was computed in another way, with rounding errors that those of `known` may not bound."""
+    errors = [[term.error for term in value.terms] for value in (x, known)]
+    more = max(errors[0], default=0) > min(errors[1], default=0) or x.floor > known.floor
+    return not known.fault and (bool(x.fault) or more)
 
 
 def _addends(value: Value, dim: int, sign: int, most: int) -> np.ndarray:
