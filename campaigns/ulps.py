@@ -19,7 +19,7 @@ from wellnormed.proof.functions import ERRORS, UNDERFLOW
 
 RESULTS = Path(__file__).parents[1] / "results" / "ulps.json"
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu, "abs": torch.abs, "relu6": F.relu6, "leaky_relu": lambda x: F.leaky_relu(x, 0.25), "elu": F.elu,
+    "relu": F.relu, "abs": torch.abs, "relu6": F.relu6, "leaky_relu": lambda x: F.leaky_relu(x, 0.01), "elu": F.elu,
     "tanh": torch.tanh, "atan": torch.atan, "erf": torch.erf, "sigmoid": torch.sigmoid, "asinh": torch.asinh,
     "silu": F.silu, "sin": torch.sin, "cos": torch.cos, "hardsigmoid": F.hardsigmoid, "hardswish": F.hardswish,
     "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "log_sigmoid": F.logsigmoid, "mish": F.mish,
