@@ -333,6 +333,26 @@ def gpu() -> Lines:
     )
 
 
+def functions() -> Lines:
+    """Rounding errors of functions of floats."""
+    content = load("ulps.json")
+    yield from ("## Rounding errors of functions", "")
+    yield from origin("ulps.json", content)
+    yield from (
+        "The largest error of torch's functions, as a share of what a certificate's [bound of rounding](rounding.md) "
+        "allows: of all floats of 16 bits, where rounding the result alone takes nearly all, and of every "
+        f"{content['step']}th of float32.",
+        "",
+    )
+    yield from table(
+        "function | float32 | bfloat16 | float16",
+        [
+            (row["name"], *(f"{row[each]:.3f}" for each in ("float32", "bfloat16", "float16")))
+            for row in content["rows"]
+        ],
+    )
+
+
 def attacks() -> Lines:
     """Random models, public models and images, attacked."""
     content = load("soundness.json")
@@ -569,6 +589,7 @@ def page() -> str:
         matrix(),
         gpu(),
         attacks(),
+        functions(),
         certified(),
         harnesses(),
     )
