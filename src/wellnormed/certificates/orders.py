@@ -54,9 +54,10 @@ def require_lanes(rows: Sequence[Row], arithmetic: Arithmetic) -> None:
             continue
         for batch in (1, 64):
             found = depth(inputs := sizes[row.inputs[0]], row.shape[-1], batch, dtype)
-            if found > (stated := arithmetic.depth(inputs)):
+            stated = arithmetic.depth(inputs + 1) - 2  # a product is rounded, too, and a bias is added
+            if found > stated:
                 raise ValueError(
                     f"certify: arithmetic says {arithmetic.lanes} lanes, and the {inputs} addends of {row.name} would "
-                    f"be rounded {stated} times; this machine adds to one of them {found} times, for {batch} vectors "
+                    f"meet {stated} additions; this machine adds to one of them {found} times, for {batch} vectors "
                     "at once. State fewer lanes, or none for any order"
                 )

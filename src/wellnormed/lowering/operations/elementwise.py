@@ -92,7 +92,7 @@ def divide(ledger: Ledger, a: Operand, b: Operand) -> Value:
     return moves.times(ledger, a, b, divide=True)
 
 
-@operation("aten.div.Tensor_mode", "aten.div.Scalar_mode")
+@operation("aten.div.Tensor_mode", "aten.div.Scalar_mode", executed=True)
 def divide_and_round(ledger: Ledger, a: Operand, b: Operand, *, rounding_mode: str | None = None) -> Value:
     """`a / b`, which must not be rounded to an integer."""
     if rounding_mode is not None:

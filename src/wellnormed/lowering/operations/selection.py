@@ -164,14 +164,14 @@ def leading(ledger: Ledger, x: Value, k: int, dim: int = -1, largest: bool = Tru
     return [moves.pick(ledger, result, lambda t: t.narrow(dim, 0, k)), None]
 
 
-@operation("aten.kthvalue.default")
+@operation("aten.kthvalue.default", executed=True)
 def ranked(ledger: Ledger, x: Value, k: int, dim: int = -1, keepdim: bool = False) -> list[Any]:
     """The k-th smallest entry along an axis. Its position has no bound, and is None."""
     result = moves.pick(ledger, ordered(ledger, x, dim), lambda t: t.narrow(dim, k - 1, 1))
     return [result if keepdim else moves.pick(ledger, result, lambda t: t.squeeze(dim)), None]
 
 
-@operation("aten.median.dim")
+@operation("aten.median.dim", executed=True)
 def median(ledger: Ledger, x: Value, dim: int, keepdim: bool = False) -> list[Any]:
     """The middle entry along an axis, the lower one of two."""
     return ranked(ledger, x, (x.shape[dim] + 1) // 2, dim, keepdim)
