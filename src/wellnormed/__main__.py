@@ -1,10 +1,10 @@
-"""The `wellnormed` command, or the line to type where what it needs is not installed."""
+"""The `wellnormed` command, or the line to type if a package that it needs is not installed."""
 
 import sys
 from importlib.util import find_spec
 
 EXTRA = ("tyro", "rich", "matplotlib", "filelock")
-"""What the extra `train` installs."""
+"""The packages that the extra `train` installs."""
 
 
 def main() -> int:

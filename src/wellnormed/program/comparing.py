@@ -43,7 +43,7 @@ class Comparison:
     inputs: int
     """The number of drawn samples."""
     circumstances: tuple[str, ...]
-    """Which of `CIRCUMSTANCES`."""
+    """Those of `CIRCUMSTANCES` that were tried."""
     batches: tuple[int, ...]
     """The batch sizes; empty for a program of a whole batch."""
     hidden: int = 0

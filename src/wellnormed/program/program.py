@@ -225,7 +225,7 @@ def _require_like(name: str, tensor: Any, example: Tensor, batched: bool) -> Non
 
 @contextlib.contextmanager
 def repeating() -> Iterator[None]:
-    """Without a warning for every operation that torch has to repeat for several samples, as it does batch norms."""
+    """In the block, torch does not warn of operations that it has to repeat for every sample, such as batch norms."""
     torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[missing-attribute]
     try:
         yield

@@ -54,7 +54,7 @@ def standing(model: nn.Module) -> Iterator[tuple[Tensor, bool]]:
 
 
 class Places:
-    """What a model consists of, by whose comparison a change is noticed; it keeps no part of the model alive.
+    """The modules and parameters of a model, compared to notice a change; it keeps no part of the model alive.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2))
