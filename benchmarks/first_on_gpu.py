@@ -1,4 +1,4 @@
-"""What a step and its constraints cost on a CUDA device, against the peers, in one command.
+"""The cost of a step and of its constraints on a CUDA device, against the peers, in one command.
 
     python -m benchmarks.first_on_gpu --output results/first_on_gpu.json
 
@@ -64,7 +64,7 @@ def seconds(step: Callable[[], Any], rounds: int = 10) -> float:
 
 
 def peak_bytes(step: Callable[[], Any]) -> int:
-    """What a step allocates at most beside what is there before it."""
+    """The most memory that a step allocates beyond that in use before it."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

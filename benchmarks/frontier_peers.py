@@ -1,4 +1,4 @@
-"""What models without a bound reach on the tokens of the frontier: the peers of its figure, trained as well as we can.
+"""Models without a bound on the tokens of the frontier: the peers of its figure, trained as well as we can.
 
 nanoGPT's model and the speedrun's, both with 4 blocks of width 128, read the same 1.5 million characters of Tiny
 Shakespeare as the points of `papers.frontier`, by this package's Scion, plain or with NorMuon's normalisation, at rates

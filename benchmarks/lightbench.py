@@ -60,7 +60,7 @@ class Together:
         self.optimizers = optimizers
 
     def zero_grad(self) -> None:
-        """Of all."""
+        """Clear the gradients of all."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
 
@@ -76,12 +76,12 @@ class Together:
 
 
 def adamw(model: nn.Module, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.Optimizer:
-    """That of torch."""
+    """The AdamW of torch."""
     return torch.optim.AdamW(model.parameters(), lr, betas=betas, weight_decay=weight_decay)
 
 
 def torch_muon(model: nn.Module, lr: float, betas: tuple[float, float], beta: float, weight_decay: float) -> Together:
-    """That of torch on hidden matrices, with the unit that lets one rate serve its AdamW on the rest."""
+    """The Muon of torch on hidden matrices, with the unit that lets one rate serve its AdamW on the rest."""
     hidden = [a.parameter for a in wn.assign_norms(model, "muon", bare_matrices(model)) if a.norm]
     rest = [p for p in model.parameters() if not any(p is other for other in hidden)]
     parts: list[torch.optim.Optimizer] = []

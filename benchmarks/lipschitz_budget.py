@@ -1,4 +1,4 @@
-"""What `wn.constrain(lipschitz=...)` reaches without a search, against the best of many caps that are set by hand.
+"""Compares `wn.constrain(lipschitz=...)`, which needs no search, with the best of many caps that are set by hand.
 
 Every arm trains the same model with `wn.Scion` at rates that fall to zero, of which the best counts, within caps by
 which the same constant is proved: caps that are found and move every 20 steps, and caps by hand, which are one factor
@@ -99,7 +99,7 @@ def plays(split: str, count: int) -> tuple[Tensor, Tensor]:
 
 
 def lt() -> nn.Module:
-    """LT's transformer as the package has it, two blocks deep; it starts at random numbers of torch's own generator."""
+    """LT's transformer as the package has it, two blocks deep; it starts from torch's global generator."""
     config = GPTConfig(vocabulary_size=len(load_shakespeare().symbols), length=32, width=32)
     return build(config, torch.default_generator)
 
@@ -144,7 +144,7 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def arms(case: Case) -> list[str]:
-    """What is tried."""
+    """The names of the ways to constrain the model: two by `lipschitz=`, the others by caps that are set by hand."""
     return [FOUND, STAYED, *(" ".join(f"{each:g}" for each in pattern) for pattern in case.patterns)]
 
 

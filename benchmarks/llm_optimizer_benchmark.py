@@ -44,12 +44,12 @@ RATES: dict[str, tuple[float, ...]] = {
     "lion": (0.0003, 0.001, 0.0001, 0.003), "ademamix": (0.001, 0.003, 0.006, 0.012),
     "mars": (0.003, 0.006, 0.001, 0.012), "prodigy": (1.0, 0.5, 2.0, 0.25),
 }  # fmt: skip
-"""Of each optimizer, the one first that was best in a preliminary run: where a run ends early, it ran the likeliest."""
+"""Optimizer -> its rates, first the best of a preliminary run, so that a run that ends early has the likeliest."""
 ELSEWHERE = "wandb tiktoken datasets transformers requests zstandard gdown yaml tqdm tqdm.auto".split()  # noqa: SIM905
 """Packages that the harness imports, and does not use in these runs."""
 DECAYS = (0.1, 0.0)
 CAP = 4.0
-"""Of every matrix of the blocks, with `-caps`."""
+"""The cap of every matrix of the blocks, with `-caps`."""
 PAGE = Path(__file__).parents[1] / "docs" / "directions.md"
 
 

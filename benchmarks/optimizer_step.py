@@ -4,7 +4,7 @@ Time: ours (Muon's norm, Nesterov momentum, Jordan's five steps, float32) alone 
 `torch.optim.Muon`, which iterates in bfloat16; a plain float32 loop of the same five steps; AdamW. They alternate step
 by step, so that the machine's drift hits all.
 
-Memory: each optimizer in a process of its own, on the first `--memory-blocks` blocks, beyond weights and gradients; the
+Memory: each optimizer in another process, on the first `--memory-blocks` blocks, beyond weights and gradients; the
 memory-light Scion (momentum in the gradient, bfloat16) among them. "resident" is the process's highest resident size
 during three steps: with it come the kernels that the product library makes for every shape, and what the C library does
 not give back. "tensors" is what torch itself allocates, to the byte: the optimizer's state, and the most that is held
@@ -141,7 +141,7 @@ def high_water() -> int:
 
 
 def most_allocated(step: Callable[[], object]) -> int:
-    """What torch has allocated at most while a function ran, beyond what was there before, in bytes."""
+    """The most bytes that torch allocated while a function ran, beyond those in use before."""
     with profile(profile_memory=True) as found:
         step()
     with tempfile.TemporaryDirectory() as folder:
@@ -175,14 +175,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory-blocks", type=int, default=2)
     parser.add_argument("--child", choices=list(MEASURED), help=argparse.SUPPRESS)
-    parser.add_argument("--memory-only", action="store_true", help="keep the times of --output")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.child:
         print(json.dumps(peak_bytes(options.child, options.memory_blocks)))
         return
-    seconds = json.loads(options.output.read_text())["seconds"] if options.memory_only else time_steps(options.rounds)
+    seconds = time_steps(options.rounds)
     print(f"{'step of 72 matrices':24} {'seconds':>8} {'ours / it':>10} {'capped / it':>12}")
     for name, value in seconds.items():
         capped = seconds["ours with a hard cap"] / value

@@ -1,4 +1,4 @@
-"""What `wn.Scion(model)` and `wn.Muon(model)` train at their defaults: twelve public models, against others' best.
+"""Trains twelve public models by `wn.Scion(model)` and `wn.Muon(model)` at their defaults, against others' best.
 
 Every model is a configuration of Hugging Face's `transformers` with random weights, at the sizes written here. The data
 is synthetic, fixed by a seed of its own, and learnable; batches are drawn from it with replacement. A run has 300
@@ -40,11 +40,10 @@ Data = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its data and the loss of a batch."""
+    """A model, and its data with labels, from which it computes its loss."""
 
     model: Callable[[], nn.Module]
     data: Callable[[torch.Generator], Data]
-    loss: Callable[[nn.Module, Data], Tensor]
     batch: int = 32
 
 
@@ -70,7 +69,7 @@ def with_muon(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
 
 @dataclass(frozen=True)
 class OnVectors(BoundedAdam):
-    """Not on tables."""
+    """Bounded Adam on vectors and numbers alone."""
 
     def acts_on(self, norm: wn.norms.Norm) -> bool:
         """Whether the norm is one of vectors or of numbers."""
@@ -96,12 +95,7 @@ ARMS = {
     "bounded Adam on vectors and tables, falling": bounded(ON_ALL, True),
     "bounded Adam on vectors and tables, constant": bounded(ON_ALL, False),
 }
-"""Name -> what is tried."""
-
-
-def own_loss(model: nn.Module, batch: Data) -> Tensor:
-    """The loss that a model of `transformers` returns when it is given labels."""
-    return model(**batch).loss
+"""Name -> how a model is trained."""
 
 
 def images(generator: torch.Generator, size: int = 32, classes: int = 10, count: int = 512) -> Data:
@@ -114,7 +108,7 @@ def images(generator: torch.Generator, size: int = 32, classes: int = 10, count:
 
 
 def topics(generator: torch.Generator, classes: int = 4, symbols: int = 256, length: int = 32) -> Data:
-    """Texts of four topics, each with frequencies of its own for the words."""
+    """Texts of four topics, in each of which words have other frequencies."""
     words = torch.randn(classes, symbols, generator=generator).mul(1.5).softmax(-1)
     labels = torch.randint(classes, (512,), generator=generator)
     tokens = torch.multinomial(words[labels], length, replacement=True, generator=generator)
@@ -183,43 +177,36 @@ def cases() -> dict[str, Case]:
         max_target_positions=16, decoder_start_token_id=2, suppress_tokens=None, begin_suppress_tokens=None, **special,
     )  # fmt: skip
     return {
-        "ViT, width 64": Case(vit(64, 2), images, own_loss),
-        "ViT, width 128": Case(vit(128, 3), images, own_loss, batch=16),
-        "ConvNeXt": Case(convnext("ConvNext"), images, own_loss),
-        "ConvNeXt V2": Case(convnext("ConvNextV2"), images, own_loss),
-        "Swin": Case(lambda: tf.SwinForImageClassification(swin), images, own_loss, batch=16),
-        "ResNet": Case(lambda: tf.ResNetForImageClassification(residual), images, own_loss),
-        "BERT": Case(lambda: tf.BertForSequenceClassification(bert), topics, own_loss, batch=16),
-        "GPT-2": Case(lambda: tf.GPT2LMHeadModel(gpt2), chain, own_loss, batch=16),
-        "Llama": Case(lambda: tf.LlamaForCausalLM(llama), chain, own_loss, batch=16),
-        "Mamba": Case(lambda: tf.MambaForCausalLM(mamba), chain, own_loss, batch=8),
-        "T5": Case(lambda: tf.T5ForConditionalGeneration(t5), reversal, own_loss),
-        "Whisper": Case(lambda: tf.WhisperForConditionalGeneration(whisper), speech, own_loss),
+        "ViT, width 64": Case(vit(64, 2), images),
+        "ViT, width 128": Case(vit(128, 3), images, batch=16),
+        "ConvNeXt": Case(convnext("ConvNext"), images),
+        "ConvNeXt V2": Case(convnext("ConvNextV2"), images),
+        "Swin": Case(lambda: tf.SwinForImageClassification(swin), images, batch=16),
+        "ResNet": Case(lambda: tf.ResNetForImageClassification(residual), images),
+        "BERT": Case(lambda: tf.BertForSequenceClassification(bert), topics, batch=16),
+        "GPT-2": Case(lambda: tf.GPT2LMHeadModel(gpt2), chain, batch=16),
+        "Llama": Case(lambda: tf.LlamaForCausalLM(llama), chain, batch=16),
+        "Mamba": Case(lambda: tf.MambaForCausalLM(mamba), chain, batch=8),
+        "T5": Case(lambda: tf.T5ForConditionalGeneration(t5), reversal),
+        "Whisper": Case(lambda: tf.WhisperForConditionalGeneration(whisper), speech),
     }
 
 
 def train(case: Case, arm: Arm, rate: float, seed: int) -> float:
-    """The loss of one run; infinity where it leaves the numbers."""
+    """The mean loss of `LAST` further batches after the steps of a run; infinity if a loss was not finite."""
     data = case.data(torch.Generator().manual_seed(DATA_SEED))
     torch.manual_seed(seed)
     model = case.model().train()
-    return fit(model, case, data, arm.make(model, rate), STEPS, seed, arm.falls)
-
-
-def fit(
-    model: nn.Module, case: Case, data: Data, optimizers: list[torch.optim.Optimizer], steps: int, seed: int,
-    falls: bool = True,
-) -> float:  # fmt: skip
-    """The mean loss of `LAST` further batches after so many steps; infinity where it leaves the numbers."""
-    factor = (lambda step: 1 - step / steps) if falls else (lambda step: 1.0)
+    optimizers = arm.make(model, rate)
+    factor = (lambda step: 1 - step / STEPS) if arm.falls else (lambda step: 1.0)
     schedules = [torch.optim.lr_scheduler.LambdaLR(each, factor) for each in optimizers]
     draws = torch.Generator().manual_seed(seed)
 
     def batch_loss() -> Tensor:
         chosen = torch.randint(len(next(iter(data.values()))), (case.batch,), generator=draws)
-        return case.loss(model, {name: values[chosen] for name, values in data.items()})
+        return model(**{name: values[chosen] for name, values in data.items()}).loss
 
-    for _ in range(steps):
+    for _ in range(STEPS):
         loss = batch_loss()
         if not math.isfinite(loss.item()):
             return math.inf

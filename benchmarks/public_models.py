@@ -49,7 +49,7 @@ def nanogpt(path: Path) -> ModuleType:
     """The module `model.py`."""
     specification = importlib.util.spec_from_file_location("nanogpt_model", path)
     if specification is None or specification.loader is None:
-        raise ValueError(f"{path} is no Python file; pass nanoGPT's model.py")
+        raise ValueError(f"{path} is not a Python file; pass nanoGPT's model.py")
     module = sys.modules["nanogpt_model"] = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module

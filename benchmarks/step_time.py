@@ -4,7 +4,7 @@ Ours: forward, backward, optimizer, constraint, and the norm estimates of every 
 between two logs. AdamW: forward, backward, optimizer. Beside them ours with hard caps that project every 8 steps, where
 a preset has such caps, ours without constraints, and `torch.optim.Muon` on the hidden matrices with AdamW on the rest:
 what a matrix sign costs that is not ours. All alternate step by step, so that the machine's drift hits all,
-and what is reported of each is the median over blocks of 8 consecutive steps of their mean.
+and each is reported by the median over blocks of 8 consecutive steps of the mean of a block.
 
     python -m benchmarks.step_time --output results/step_time.json
 """
@@ -32,12 +32,12 @@ EVERY = 8
 """Steps between projections, of the caps that may wait."""
 
 
-def build_amortised(model: Model, config: TrainConfig, every: int = EVERY) -> tuple[Scion, Constraints]:
-    """The optimizer of a run, whose caps project every so many steps where they can."""
+def build_amortised(model: Model, config: TrainConfig) -> tuple[Scion, Constraints]:
+    """The optimizer of a run, whose caps project every `EVERY` steps where they can."""
     optimizer, constraints = build_optimizer(model, config)
     constraints.remove()
     held = {
-        name: replace(constraint, every=every) if isinstance(constraint, HardCap | SpectralNormalize) else constraint
+        name: replace(constraint, every=EVERY) if isinstance(constraint, HardCap | SpectralNormalize) else constraint
         for name, constraint in weight_constraints(model, config).items()
     }
     return optimizer, constrain(optimizer, held)
@@ -56,7 +56,7 @@ def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tokens: to
 
 
 def torch_muon(model: torch.nn.Module, tokens: torch.Tensor) -> Callable[[], None]:
-    """A step of torch's own Muon on the hidden matrices, and of AdamW on the rest, as its documentation asks."""
+    """A step of torch's Muon on the hidden matrices, and of AdamW on the rest, as its documentation asks."""
     held = dict(model.named_parameters())
     hidden = [p for name, p in held.items() if p.ndim == 2 and not name.startswith(("embedding", "position", "head"))]
     muon = torch.optim.Muon(hidden, lr=1e-3)

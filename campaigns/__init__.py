@@ -1,1 +1,4 @@
-"""What attacks the library for hours, and the record that shows that a change moves no number; not in the wheel."""
+"""Attacks on the library that run for hours, and a record that shows whether a change moves a number.
+
+The wheel does not have them.
+"""

@@ -4,7 +4,7 @@
     python -m campaigns.golden                # after it: prints what differs, and exits with 1 if anything does
     python -m campaigns.golden --against HEAD # the same without the first: records that revision too
 
-Floats differ among processors and versions of torch, so a record holds for one machine and is no part of the
+Floats differ among processors and versions of torch, so a record holds for one machine and is not part of the
 repository. On one machine it is the same every time. A revision is recorded by its own `campaigns/golden.py`, so that
 it needs no names of this one. `--only certificates steps` leaves out the other parts; all of them take two minutes on
 one core.
@@ -228,7 +228,7 @@ def _own(row: Record) -> Record:
 
 
 def guide() -> Iterator[tuple[str, Any]]:
-    """What every block of README.md and docs/*.md prints."""
+    """The output of every code block of README.md and docs/*.md."""
     spec = importlib.util.spec_from_file_location("run_examples", ROOT / "docs" / "run_examples.py")
     assert spec is not None
     assert spec.loader is not None
@@ -252,7 +252,7 @@ PARTS: dict[str, Callable[[], Iterator[tuple[str, Any]]]] = {
 
 
 def record(parts: list[str]) -> Record:
-    """All of it, as JSON holds it."""
+    """The record of these parts, as JSON holds it."""
     torch.set_num_threads(1)
     found = {f"{part}: {name}": value for part in parts for name, value in PARTS[part]()}
     return json.loads(json.dumps(found))

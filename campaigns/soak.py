@@ -77,7 +77,7 @@ def soak(place: Path, steps: int, ranks: int, between: float, draws: random.Rand
 
 
 def report(folder: Path, steps: int) -> dict[str, Any]:
-    """What the rows of metrics say."""
+    """The summary of the rows of metrics."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     saved = [row for row in rows if "proved_norm_over_cap" in row]
     memory = [row["peak_memory_bytes"] for row in rows]

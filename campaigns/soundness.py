@@ -95,9 +95,9 @@ class Limit(NamedTuple):
 
     node: str
     operation: str
-    """As executed."""
+    """The name of the executed operation."""
     primitive: str
-    """That of the row which bounds it; `moves` for what is gathered from rows."""
+    """The kind of the row that bounds it; `moves` if it is gathered from several rows."""
     shape: tuple[int, ...]
     """The tensor's, or how it is cut into parts first."""
     axes: tuple[int, ...]
@@ -127,7 +127,7 @@ def limits_of(walk: Walk) -> list[Limit]:
 
 
 class Logits(NamedTuple):
-    """Of an attention that is executed as one operation: what no logit exceeds, for every head."""
+    """For an attention that is executed as one operation: a bound on the logits of every head."""
 
     queries: str
     keys: str
@@ -156,7 +156,7 @@ def _limit(node: fx.Node, primitive: str, shape: Sequence[int], axes: Sequence[i
 
 @dataclass
 class Outcome:
-    """What became of one model."""
+    """The outcome of one model."""
 
     number: int
     layers: tuple[str, ...]
@@ -165,18 +165,18 @@ class Outcome:
     """Or `violated`, `not proved` (of a certificate that the checker refuses), `refused`, `not finite`, `crashed`."""
     reason: str = ""
     share: float | None = None
-    """Of the proved Lipschitz constant, what was found."""
+    """The share of the proved Lipschitz constant that a search found."""
     verified: bool = False
     seconds: float = 0.0
     shares: list[tuple[str, str, float, float]] = field(default_factory=list)
     """Executed operation, primitive, and the largest shares of its bounds on gain and norm that were met."""
     logit_share: float | None = None
-    """Of the proved largest logit, what was met."""
+    """The share of the proved largest logit that occurred."""
     commit: str | None = None
 
 
 class Measurement:
-    """Compares what is measured with all bounds of a certificate."""
+    """Compares measured values with all bounds of a certificate."""
 
     def __init__(self, limits: list[Limit], logits: list[Logits]) -> None:
         self.limits, self.logits = limits, logits
@@ -383,7 +383,7 @@ def examine(drawn: Drawn, full: bool = False) -> Outcome:
         outcome.status, outcome.reason = "refused", _reason(str(error))
     except FloatingPointError as error:  # nothing can be compared
         outcome.status, outcome.reason = "not finite", str(error)
-    except Exception:  # whatever it is, it belongs into the list of what is wrong
+    except Exception:  # any error belongs in the list of failures
         outcome.status, outcome.reason = "crashed", traceback.format_exc().replace(f"{Path.cwd()}/", "")
     outcome.seconds = round(time.perf_counter() - start, 3)
     return outcome
@@ -428,7 +428,7 @@ def _reason(message: str) -> str:
 
 
 def summary(outcomes: Sequence[Mapping[str, Any]], seed: int, command: str) -> dict[str, Any]:
-    """What `results/soundness.json` holds."""
+    """The content of `results/soundness.json`."""
     status = Counter(each["status"] for each in outcomes)
     shares: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for each in outcomes:
@@ -499,7 +499,7 @@ def table(content: Mapping[str, Any]) -> str:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """What is done; a line that was cut off is not."""
+    """The outcomes on disk; a line that was cut off does not count."""
     found = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
@@ -510,7 +510,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Examine what is missing, and write the summary."""
+    """Examine the models that have no outcome yet, and write the summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=int, default=5000, help="numbers 0, ..., MODELS - 1")
     parser.add_argument("--seed", type=int, default=0)

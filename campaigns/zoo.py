@@ -69,13 +69,13 @@ def models() -> Iterator[tuple[str, nn.Module, Tensor, dict[str, Any]]]:
 
 
 def certificates() -> Iterator[tuple[str, Any]]:
-    """Of every model: bounds, rows, and the names of the tensors that they rest on; or the refusal."""
+    """For every model bounds, rows, and the names of the tensors that they rest on; or the refusal."""
     for name, model, example, settings in models():
         yield name, _described(model, example, **settings)
 
 
 def refusals() -> Iterator[tuple[str, Any]]:
-    """What cannot be certified, and the sentence that says so."""
+    """The models that cannot be certified, each with the sentence that says so."""
     for name, build in REFUSED.items():
         torch.manual_seed(0)
         model, example = build()

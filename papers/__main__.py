@@ -15,7 +15,7 @@ from wellnormed.train.presets import Size
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Run an experiment of the four papers, and put what is found beside what was published.
+    """Run an experiment of the four papers, and put the results beside the published ones.
 
     `python -m papers train --variant lipsformer`, or with `--float8`, trains a language model; see its --help. The
     other commands of `wellnormed`, such as `python -m papers certify FOLDER`, know these models here.

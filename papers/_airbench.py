@@ -110,7 +110,7 @@ class AirbenchTask(CifarTask):
         return {"loss": float(F.cross_entropy(logits, labels)), "accuracy": float(accuracy), "norm": max(ratios)}
 
     def logits(self, pixels: Tensor) -> Tensor:
-        """Of images, averaged over their views if the run says so."""
+        """The logits of images, averaged over their views if the run says so."""
         if not self.run.averaged:
             return self.model(pixels)
         shifted = F.pad(pixels, (1, 1, 1, 1), "reflect")

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from wellnormed.certificates import certify
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Of every image, from logits `(N, classes)` and labels `(N,)`; an attack makes it large."""
+"""The loss of every image, from logits `(N, classes)` and labels `(N,)`; an attack makes it large."""
 _ROUNDING = 1e-9
 """Relative share taken off a certified radius: more than the rounding of a few sums of float64 numbers."""
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Of every image."""
+    """The cross entropy of every image."""
     return F.cross_entropy(logits, labels, reduction="none")
 
 

@@ -40,12 +40,12 @@ class Kind:
     lipschitz: float | None = None
     """The constant that is asked for, and proved."""
     model: dict[str, Any] = field(default_factory=dict)
-    """What differs from the model of the variant."""
+    """How the model differs from that of the variant."""
 
 
 POSITIONS = {"attention_blocks": 0, "token_width": 32, "mixing_heads": 8, "hidden": 1280}
-"""What is read of the past depends on positions alone, in wider vectors of tokens: chosen among 18 changes, with one
-seed at four times the tokens; there, vectors of 48 are as good."""
+"""Positions alone decide how the past is read, and vectors of tokens are wider: the best of 18 changes, with one seed
+at four times the tokens; there, vectors of 48 are as good."""
 
 KINDS = {
     "NanoGPT, Muon": Kind("nanogpt", "muon", {1: (0.0125, 0.025, 0.05, 0.1), 4: (0.0125, 0.025, 0.05, 0.1)}),
@@ -73,7 +73,7 @@ WIDE = ("NanoGPT, Muon", "by form, proved 10", "by position, proved 10")
 
 
 STEPS, TOKENS = 105, 32 * 128
-"""Of the shortest runs, and of a step."""
+"""The steps of the shortest runs, and the tokens of a step."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Matched:
     kind: str
     rate: float
     tokens: int
-    """As a multiple of 430,080, those of the table's other rows."""
+    """The tokens, as a multiple of the 430,080 of the table's other rows."""
     length: int = 128
     seed: int = 0
 
@@ -125,14 +125,14 @@ def run(cell: Matched, device: torch.device, folder: Path) -> dict[str, Any]:
 
 
 def found(rows: Sequence[Row], kind: str, key: str = "validation_loss", **config: Any) -> list[float]:
-    """What was found of a kind, of every run with these settings that has it."""
+    """A result of every run of a kind with these settings that has it."""
     wanted = {"kind": kind, "length": 128} | config
     known = ((row["config"], row["results"]) for row in rows)
     return [results[key] for settings, results in known if wanted.items() <= settings.items() and key in results]
 
 
 def at_best(rows: Sequence[Row], kind: str) -> list[float]:
-    """The losses of a kind after as many tokens as the table's other rows; none of what is no kind."""
+    """The losses of a kind after as many tokens as the table's other rows; an unknown kind has none."""
     return found(rows, kind, rate=rate(kind, 1), tokens=1) if kind in KINDS else []
 
 

@@ -86,7 +86,7 @@ class CifarTask(Task[nn.Sequential]):
         return pixels, labels
 
     def next_numbers(self) -> Tensor:
-        """Which images the next batch holds; `epoch` counts, from 1, the orders that were drawn."""
+        """The numbers of the next batch's images; `epoch` counts, from 1, the orders that were drawn."""
         if len(self.order) < self.batch:
             self.order = torch.randperm(len(self.train[1]), generator=self.generator)
             self.epoch += 1
@@ -108,7 +108,7 @@ class CifarTask(Task[nn.Sequential]):
 
     @torch.no_grad()
     def norms(self) -> list[float]:
-        """Of the three matrices, proved."""
+        """The proved norms of the three matrices."""
         return [float(wn.Spectral().upper_bound(weight.detach())) for weight in self.model.parameters()]
 
 
@@ -138,7 +138,7 @@ class AsReleased(CifarTask):
         return super().rate_factor(step) * (first / second**0.5 if adam else 1.0)
 
     def next_numbers(self) -> Tensor:
-        """Which images the next batch holds."""
+        """The numbers of the next batch's images."""
         if self.order_of_all is None:
             self.order_of_all = torch.randperm(len(self.train[1]), generator=self.generator)
         if len(self.order) < self.batch:
@@ -155,7 +155,7 @@ class HalfSlope(nn.Module):
 
 
 def mlp(width: int) -> nn.Sequential:
-    """3072-width-width-10, ReLU, no biases, at torch's own start."""
+    """3072-width-width-10, ReLU, no biases, at torch's start."""
     first, second, last = (nn.Linear(a, b, bias=False) for a, b in pairwise((3072, width, width, 10)))
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), last)
 

@@ -1,4 +1,4 @@
-"""What an experiment is: its cells, how one is run, what is drawn from them, and what was published."""
+"""The parts of an experiment: its cells, how one is run, its figures, and the published numbers beside ours."""
 
 import difflib
 from collections.abc import Callable, Hashable, Sequence
@@ -17,33 +17,13 @@ ANSWERS: dict[Preset, tuple[Answer, Answer]] = {
     "paper": ("reached", "not reached"),
 }
 """Preset -> the verdicts for yes and no."""
-Run = Callable[..., Sequence[dict[str, Any]]]
-"""Cells and a device, and of an experiment that `keeps` also a folder -> the results of every cell."""
-MODULES: dict[str, str] = {
-    "batch-size": "papers.batch_size",
-    "block-mass": "papers.block_mass",
-    "caps": "papers.caps",
-    "certified-vision": "papers.certified_vision",
-    "cifar-robustness": "papers.cifar_robustness",
-    "cifar-tradeoff": "papers.cifar_tradeoff",
-    "grokking": "papers.grokking",
-    "hardcap-cost": "papers.hardcap_cost",
-    "hardcap-stability": "papers.hardcap_stability",
-    "inflation": "papers.inflation",
-    "lr-transfer-cnn": "papers.lr_transfer_cnn",
-    "lr-transfer-gpt": "papers.lr_transfer_gpt",
-    "lr-transfer-mlp": "papers.lr_transfer_mlp",
-    "memory": "papers.memory",
-    "nanogpt-table1": "papers.nanogpt_table1",
-    "rates": "papers.rates",
-    "scion-3b": "papers.scion_3b",
-    "shakespeare-best": "papers.shakespeare_best",
-    "shakespeare-tradeoff": "papers.shakespeare_tradeoff",
-    "sign-only": "papers.sign_only",
-    "stability-grid": "papers.stability_grid",
-    "warm-up": "papers.warm_up",
-    "watermark": "papers.watermark",
-}
+NAMES = (
+    "batch-size", "block-mass", "caps", "certified-vision", "cifar-robustness", "cifar-tradeoff", "grokking",
+    "hardcap-cost", "hardcap-stability", "inflation", "lr-transfer-cnn", "lr-transfer-gpt", "lr-transfer-mlp", "memory",
+    "nanogpt-table1", "rates", "scion-3b", "shakespeare-best", "shakespeare-tradeoff", "sign-only", "stability-grid",
+    "warm-up", "watermark",
+)  # fmt: skip
+MODULES = {name: f"papers.{name.replace('-', '_')}" for name in NAMES}
 """Name of an experiment -> the module whose `EXPERIMENT` it is."""
 
 
@@ -75,11 +55,13 @@ class Experiment:
     source: str
     """The paper, and its figure, table or section."""
     shows: str
-    """What it must show, in one sentence."""
+    """Its claim, in one sentence that follows "shows"."""
     cells: Callable[[Preset], Sequence[Any]]
     """The configs of a preset: frozen dataclasses of numbers, words and tuples, with a field `seed`."""
-    run: Run
-    """Results of cells that are run at once, each an object that JSON can hold."""
+    run: Callable[..., Any]
+    """A cell, a device and, if the experiment `keeps`, a folder -> the results, an object that JSON can hold.
+
+    With `together` it takes several cells and returns the results of each."""
     figures: Callable[[Sequence[Row]], dict[str, Figure]]
     """Name -> figure, from the rows of a preset."""
     verdicts: Callable[[Sequence[Row], Preset], Sequence[Verdict]]

@@ -7,7 +7,6 @@ sqrt(2) as there. There is no weight decay, gradients are not clipped, and Adam 
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -37,7 +36,7 @@ tokens as each of LMO's 5,100."""
 FINEWEB: dict[str, Any] = {"steps": 5100, "batch": 512, "length": 1024, "head_width": 128, "text": "fineweb"}
 """The settings of figure 1, from the released code."""
 RADII = {"embedding": 1.0, "layers": 3.0, "head": 10.0}
-"""Of the released Shakespeare code, where every layer has the norm Sign."""
+"""The radii of the released Shakespeare code, where every layer has the norm Sign."""
 _VALIDATION = 2**14  # characters
 
 
@@ -120,7 +119,7 @@ def rms_norm(x: Tensor) -> Tensor:
 
 
 def optimizer_of(model: GPT, run: GPTRun, group: Any = None) -> torch.optim.Optimizer:
-    """What moves the weights.
+    """The optimizer of a run.
 
     As in the released code all start where torch puts them, except where every layer has the norm Sign. Muon is that of
     modded-nanogpt: steps of RMS 0.1 times the learning rate of AdamW, which moves embedding and head. `group` is the
@@ -167,7 +166,7 @@ class GPTTask(TextTask[GPT]):
         )  # fmt: skip
 
     def rate_factor(self, step: int) -> float:
-        """That of the run."""
+        """The factor of the run."""
         return rate_factor(self.run, step)
 
     @torch.no_grad()
@@ -179,16 +178,12 @@ class GPTTask(TextTask[GPT]):
         return float(self.loss_of(tokens, starts))
 
 
-def run(cells: Sequence[GPTRun], device: torch.device) -> list[dict[str, Any]]:
-    """Validation loss of runs on characters at the end; None where the loss or a gradient was no number any more."""
-    results = []
-    for cell in cells:
-        task = GPTTask(cell, device)
-        try:
-            fit(task)
-        except DivergedError:
-            results.append({"loss": None})
-            continue
-        loss = task.validation_loss()
-        results.append({"loss": loss if math.isfinite(loss) else None})
-    return results
+def run(cell: GPTRun, device: torch.device) -> dict[str, Any]:
+    """Validation loss of a run on characters at the end; None where the loss or a gradient was not a number."""
+    task = GPTTask(cell, device)
+    try:
+        fit(task)
+    except DivergedError:
+        return {"loss": None}
+    loss = task.validation_loss()
+    return {"loss": loss if math.isfinite(loss) else None}

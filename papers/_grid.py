@@ -1,6 +1,6 @@
 """Runs the cells of an experiment that have no row yet, in any number of processes.
 
-A row is written the moment its cell is finished, so a kill at any time loses what is being computed and nothing else.
+A row is written the moment its cell is finished, so a kill loses only the cells that are being computed.
 A cell that fails, or whose process dies, is reported, and the others go on; data that cannot be had ends them all.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 
-from papers._experiment import Experiment, Preset, Run
+from papers._experiment import Experiment, Preset
 from papers._table import Row, Table, cell_key
 from papers.header import header
 from wellnormed.data._download import DataError
@@ -32,17 +32,19 @@ Outcome = list[Row] | str | DataError
 
 
 class Settings(NamedTuple):
-    """What a process needs to run chunks."""
+    """Everything that a process needs to run chunks."""
 
-    run: Run
+    run: Callable[..., Any]
+    together: bool
+    """Whether `run` takes all cells of a chunk; else a chunk has one."""
     data: Callable[[Any], str] | None
     """The name of what a cell reads, where that depends on the machine."""
     command: str
-    """That a row states."""
+    """The command that a row states."""
     device: str
     threads: int
     unfinished: Path | None = None
-    """Of an experiment that `keeps`: it holds a folder for every chunk that is not finished."""
+    """For an experiment that `keeps`: this folder holds another for every chunk that is not finished."""
 
     def folder(self, chunk: "Chunk") -> tuple[Path, ...]:
         """The folder of a chunk, where it has one."""
@@ -106,7 +108,8 @@ def run_missing(
     command = f"python -m papers {experiment.name} --preset {preset}"
     threads, unfinished = max(1, torch.get_num_threads() // jobs), table.path.parent / "unfinished"
     kept = unfinished if experiment.keeps else None
-    settings = Settings(experiment.run, experiment.data, command, device, threads, kept)
+    together = experiment.together is not None
+    settings = Settings(experiment.run, together, experiment.data, command, device, threads, kept)
     with progress_display(console, done, total, 1, "cell") as show:
         logs = table.path.parent / "jobs"
         outcomes = _outcomes(chunks, settings, jobs) if cluster is None else _jobs(chunks, settings, cluster, logs)
@@ -149,7 +152,8 @@ def _require_same_data(experiment: Experiment, preset: Preset, table: Table) -> 
 def run_chunk(chunk: Chunk, settings: Settings) -> list[Row]:
     """The rows of cells that are run at once, in this process."""
     start = time.perf_counter()
-    results = settings.run(chunk, torch.device(settings.device), *settings.folder(chunk))
+    where = torch.device(settings.device), *settings.folder(chunk)
+    results = settings.run(chunk, *where) if settings.together else [settings.run(chunk[0], *where)]
     seconds = (time.perf_counter() - start) / len(chunk)
     return [
         {**header(settings.command, cell.seed, settings.device),
@@ -175,7 +179,7 @@ class _Worker:
         self.connection.send(chunk)
 
     def end(self) -> Outcome:
-        """What came of the chunk; a dead process cannot say."""
+        """The outcome of the chunk, which a dead process cannot send."""
         try:
             return self.connection.recv()
         except EOFError:

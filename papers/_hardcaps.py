@@ -16,7 +16,7 @@ METHODS: dict[str, Callable[[Tensor], Tensor]] = {
     else partial(published_matrix.clip, lower=None, upper=1.0, method=name)
     for name in ("nested", "block", "blockwise", "gram", "svd")
 }
-"""Those of Spectral clipping (SC), "block" being its dense and "blockwise" its sparse form; and the exact ones."""
+"""The methods of Spectral clipping (SC), of which "block" is dense and "blockwise" sparse; and the exact ones."""
 STYLES = {
     "nested": ("#D55E00", "o-"), "block": ("#0072B2", "s-"), "blockwise": ("#56B4E9", "x--"),
     "gram": ("#009E73", "^-"), "svd": ("#000000", "+:"), "gram, far": ("#009E73", "v:"),
@@ -26,7 +26,7 @@ STYLES = {
 
 
 def draw(axis: Any, points: Mapping[str, Iterable[tuple[float, float | None]]]) -> None:
-    """Medians and extremes over the seeds by method, on logarithmic axes; what is None or zero is not drawn."""
+    """Medians and extremes over the seeds by method, on logarithmic axes, without values of None or zero."""
     for method, (colour, style) in STYLES.items():
         values: dict[float, list[float]] = {}
         for x, y in points.get(method, ()):

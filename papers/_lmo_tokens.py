@@ -6,7 +6,6 @@ as in the released code, and products are in bfloat16.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -39,7 +38,7 @@ class LMOConfig:
     """Shapes of the transformer of LMO on tokens."""
 
     architecture: Literal["lmo"] = "lmo"
-    """Which model this configures."""
+    """The kind of model that this configures."""
     vocabulary_size: int = 50304
     """Symbols; as in the released code, those of GPT-2, rounded up."""
     length: int = 1024
@@ -78,7 +77,7 @@ class LMOTask(LanguageTask):
         super().__init__(config, corpus, ranks, optimizer, schedule)
 
     def rate_factor(self, step: int) -> float:
-        """That of the cell, with Adam's warm-up."""
+        """The factor of the cell, with Adam's warm-up."""
         return rate_factor(self.cell, step)
 
 
@@ -96,19 +95,10 @@ def config_of(cell: GPTRun, device: torch.device) -> LMOTrainConfig:
     )  # fmt: skip
 
 
-def run(cells: Sequence[GPTRun], device: torch.device, folder: Path | None = None) -> list[dict[str, Any]]:
+def run(cell: GPTRun, device: torch.device, folder: Path) -> dict[str, Any]:
     """Validation loss at the end, as `_gpt.run`; a run on tokens goes on from what it left in the folder."""
-    results = []
-    for number, cell in enumerate(cells):
-        if cell.text != "fineweb":
-            results += _gpt.run([cell], device)
-            continue
-        assert folder is not None  # the grid gives one
-        results.append({"loss": _trained(cell, device, folder / str(number))})
-    return results
-
-
-def _trained(cell: GPTRun, device: torch.device, folder: Path) -> float | None:
+    if cell.text != "fineweb":
+        return _gpt.run(cell, device)
     files, quiet = RunFolder(folder), Console(quiet=True)
     try:
         if files.config_file.exists():
@@ -117,10 +107,10 @@ def _trained(cell: GPTRun, device: torch.device, folder: Path) -> float | None:
             train(config_of(cell, device), folder, quiet, task_of=LMOTask)
     except ValueError as error:
         if isinstance(error.__cause__, DivergedError):
-            return None
+            return {"loss": None}
         raise
     loss = read_json(files.results_file, "remove the folder, and the cell is run again", sealed=True)["validation_loss"]
-    return loss if math.isfinite(loss) else None
+    return {"loss": loss if math.isfinite(loss) else None}
 
 
 def _build(config: LMOConfig, generator: torch.Generator | None) -> nn.Module:

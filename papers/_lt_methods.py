@@ -12,7 +12,7 @@ Method = Literal[
 
 
 def constraint_of(method: Method, strength: float) -> Constraint | None:
-    """What holds a matrix: `strength` is a cap in RMS -> RMS units, or a decay. Weight decay is the optimizer's own."""
+    """The constraint of a matrix: `strength` is a cap in RMS -> RMS units, or a decay. The optimizer decays weights."""
     name = method.replace("ization", "ize").replace(" ", "-")
     if method == "hammer":
         return HammerAsPublished(strength)

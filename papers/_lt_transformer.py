@@ -1,4 +1,4 @@
-"""What LT's appendix F varies in its Shakespeare transformer: inflation, masses, halved rates, the projection.
+"""LT's Shakespeare transformer with the variations of appendix F: inflation, masses, halved rates, the projection.
 
 LT is Training Transformers with Enforced Lipschitz Bounds. Every matrix has a soft cap; the rest is `_shakespeare`'s.
 A step is shared among the weights by mass: mass 1 for the embedding and the head, and one mass for all blocks together.
@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 import wellnormed as wn
-from papers._shakespeare import BLOCKS_MASS, MATRICES, LTShape, lt_model, rate_factors, shakespeare
+from papers._shakespeare import BLOCKS_MASS, MATRICES, LTShape, lt_model, rate_factors, text_task
 from papers.characters import Precision, TextTask
 from wellnormed.constraints import SoftCap
 from wellnormed.constraints.base import SpectralConstraint, State
 from wellnormed.matrix import soft_cap_strength
 from wellnormed.models import GPT
 from wellnormed.modular import modular_tree
-from wellnormed.nn import constraints_of
 from wellnormed.norms import ColNorm
 from wellnormed.routing import assign_norms
 
@@ -30,7 +29,7 @@ class TransformerRun(LTShape):
     """One training run."""
 
     lr: float
-    """Of the whole step, in the modular norm."""
+    """The length of the whole step, in the modular norm."""
     inflation: float = 16
     """The most by which the gradient of a symbol's vector is multiplied."""
     floor: Floor = "largest symbol"
@@ -84,15 +83,10 @@ def lt_transformer(run: TransformerRun, device: torch.device) -> TextTask[GPT]:
     else:
         factors = modular_tree(model, norms).tare(run.blocks_mass, "layers").lr_factors()
     optimizer = wn.Scion(norms, lr=run.lr, momentum=0.9, nesterov=False, lr_factors=factors)
-    held = constraints_of(model) | {"*": CAPS[run.projection](run.cap)}
-    return TextTask(
-        model, optimizer, wn.constrain(optimizer, held, norms=norms), run.steps,
-        torch.Generator().manual_seed(run.seed + 2**32), text=shakespeare(), length=run.length, batch=run.batch,
-        precision=run.precision,
-    )  # fmt: skip
+    return text_task(run, model, optimizer, norms, CAPS[run.projection](run.cap))
 
 
 def largest_norm(task: TextTask[GPT]) -> float:
-    """Of the capped matrices, estimated."""
+    """The largest estimated norm of a capped matrix."""
     assert task.constraints is not None
     return max(norm for name, norm in task.constraints.norms().items() if not name.startswith("embedding"))

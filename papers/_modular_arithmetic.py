@@ -1,6 +1,6 @@
 """Sums and products modulo a prime, learned by many networks at once (Spectral clipping, SC, section 6.2).
 
-Each network has its own start and its own 40% of all pairs to train on (as Prieto et al., 2025, whose setup SC
+Each network has another start and another 40% of all pairs to train on (as Prieto et al., 2025, whose setup SC
 follows). All weights and operations are bfloat16.
 """
 
@@ -94,13 +94,13 @@ class ModularArithmetic(Task[Stack]):
         return 1.0
 
     def batch_loss(self) -> Tensor:
-        """Summed over the seeds, so that each has the gradient of its own mean."""
+        """Summed over the seeds, so that each network has the gradient of its mean loss."""
         a, b, result = self.train
         return F.cross_entropy(self.model(a, b).flatten(0, 1), result.flatten()) * len(a)
 
     @torch.no_grad()
     def accuracies(self) -> Tensor:
-        """Of every seed, on the pairs it did not see."""
+        """The accuracy of every seed on the pairs that it did not see."""
         a, b, result = self.test
         return (self.model(a, b).argmax(-1) == result).float().mean(-1)
 
@@ -113,7 +113,7 @@ class ModularArithmetic(Task[Stack]):
 
 
 def constraints(cell: Cell) -> dict[str, Constraint]:
-    """What holds the weights of a projection, all of which cap the embeddings."""
+    """The constraints of a projection, all of which cap the embeddings."""
     held: Constraint | None = None
     match cell.projection:
         case "stiefel":

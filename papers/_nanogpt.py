@@ -1,4 +1,4 @@
-"""nanoGPT and its training, from torch's own layers: the unconstrained peer, with layer norms and AdamW.
+"""nanoGPT and its training, from torch's layers: the unconstrained peer, with layer norms and AdamW.
 
 Pre-norm blocks, learned positions, tied embedding, no biases; learning rate 1e-3 with 100 steps of warm-up and cosine
 decay to 1e-4, betas 0.9 and 0.99, weight decay 0.1 on matrices, gradients clipped at 1.0.

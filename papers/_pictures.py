@@ -12,7 +12,7 @@ from torch import Tensor
 from papers._figures import panels
 
 Picture = dict[str, Any]
-"""What JSON holds of a picture: `shape`, `pixels` and `title`."""
+"""A picture in JSON: `shape`, `pixels` and `title`."""
 
 
 def picture(image: Tensor, title: str) -> Picture:

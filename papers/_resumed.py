@@ -21,13 +21,13 @@ def fit_resumed(
     """Train to the end, from the state that an earlier call left in the folder if there is one.
 
     The end is that of a run without a stop, to the bit: the state holds the weights, the optimizer, the constraints,
-    the rates, the place in the data, and both the task's generator and torch's own.
+    the rates, the place in the data, and the generators of the task and of torch.
 
     Args:
         task: A run at its start.
         folder: Where `run.pt` is written after every `EVERY` seconds. It is made if needed, and stays.
         watch: It is called after every step, as by `fit`.
-        notes: What `watch` has collected; it comes back as it was at the state that is gone on from.
+        notes: A list that `watch` fills. A run that goes on finds it as it was when the state was written.
     """
     path, notes = folder / "run.pt", [] if notes is None else notes
     if path.exists():
@@ -48,7 +48,7 @@ def fit_resumed(
 
 
 def _parts(task: Any) -> dict[str, Any]:
-    """What has a state of its own, in the order in which it is loaded."""
+    """Everything that has a state, in the order in which it is loaded."""
     parts = {key: getattr(task, key, None) for key in ("model", "optimizer", "constraints", "scheduler", "stream")}
     return {key: part for key, part in parts.items() if part is not None}
 

@@ -25,12 +25,13 @@ from papers._lt_methods import constraint_of
 from papers._table import ADDED
 from papers.characters import Precision, TextTask, validation_loss
 from wellnormed.certificates import certify
+from wellnormed.constraints import Constraint
 from wellnormed.data import load_shakespeare
 from wellnormed.data.characters import CharacterText
 from wellnormed.models import GPT, NanoGPT, PotentialGPT
 from wellnormed.models.config import GPTConfig
 from wellnormed.nn import constraints_of
-from wellnormed.routing import assign_norms
+from wellnormed.routing import Assignment, assign_norms
 from wellnormed.train.language import TOKENS_AT_ONCE
 from wellnormed.train.presets import PRESETS
 
@@ -45,11 +46,11 @@ MATRICES = dict.fromkeys(("layers", "head"), wn.Spectral(coefficients="you-6"))
 
 @dataclass(frozen=True, kw_only=True)
 class LTShape:
-    """What is trained, and how long. The sizes are LT's unless given."""
+    """The model and how long it is trained. The defaults are LT's."""
 
     residual: Residual = field(default="convex", metadata=ADDED)
     precision: Precision = field(default="float32", metadata=ADDED)
-    """Of the products while it trains."""
+    """The precision of products during training."""
     steps: int = 2000
     batch: int = 64
     length: int = 256
@@ -71,7 +72,7 @@ class LTRun(LTShape):
 
 @cache
 def shakespeare() -> CharacterText:
-    """Tiny Shakespeare and no other text: what is published was measured on it."""
+    """Tiny Shakespeare and no other text, since the published numbers were measured on it."""
     return load_shakespeare("tiny-shakespeare")
 
 
@@ -109,7 +110,13 @@ def lt_task(run: LTRun, device: torch.device) -> TextTask[GPT]:
             for part, factor in factors.items()
         ]
         optimizer = torch.optim.AdamW(groups, lr=run.lr, betas=(0.9, 0.95), eps=1e-12)
-    constraint = constraint_of(run.method, run.strength)
+    return text_task(run, model, optimizer, norms, constraint_of(run.method, run.strength))
+
+
+def text_task(
+    run: LTShape, model: GPT, optimizer: torch.optim.Optimizer, norms: Assignment, constraint: Constraint | None
+) -> TextTask[GPT]:
+    """The training of a model whose matrices have this constraint, beside those that its layers ask for."""
     held = constraints_of(model) | ({} if constraint is None else {"*": constraint})
     return TextTask(
         model, optimizer, wn.constrain(optimizer, held, norms=norms), run.steps,

@@ -19,7 +19,7 @@ ADDED = {"added": True}
 
 
 def cell_key(config: Any) -> str:
-    """What a cell is known by: a hash of its config, which is a dataclass of numbers, words and tuples.
+    """The key of a cell: a hash of its config, which is a dataclass of numbers, words and tuples.
 
     A field that was added when rows of its class had been stored is declared with the metadata `ADDED`; it is left out
     at its default, so that those rows keep their keys.
@@ -94,7 +94,7 @@ class Table:
         self.path = path
 
     def read(self) -> tuple[dict[str, Row], list[str]]:
-        """Rows by the key of their cell, and what is wrong with the lines that do not count, in words."""
+        """Rows by the key of their cell, and for every line that does not count a sentence that says why."""
         rows, problems = {}, []
         for number, line in enumerate(self._lines(), start=1):
             try:

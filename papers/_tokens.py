@@ -1,4 +1,4 @@
-"""Language models on tokens, for the experiments: what they read, and what is found of one that has been trained."""
+"""Language models on tokens, for the experiments: their texts, and the results of a trained one."""
 
 import lzma
 import math
@@ -31,7 +31,7 @@ from wellnormed.train.task import DivergedError, fit
 BOOKS = {"train": "books/train100.txt.xz", "validation": "books/val.txt.xz"}
 """In `$WELLNORMED_DATA` or the cache: English books, between which a line `<|endoftext|>` stands."""
 MOST_BYTES = 32 * 2**20
-"""Of the books that are read: no run on a CPU gets further."""
+"""Bytes of the books that are read: no run on a CPU gets further."""
 
 
 @cache

@@ -1,6 +1,6 @@
 """Whether the best learning rate of one size serves another: curves over rates, their minima, and how far these move.
 
-Rows have `lr` and `seed` in their config and `loss` in their results, None for a run that ended in no number.
+Rows have `lr` and `seed` in their config and `loss` in their results, None for a run that diverged.
 """
 
 import math
@@ -16,7 +16,7 @@ from papers._figures import legend_below, panels
 from papers._table import Row
 
 Curve = dict[float, float]
-"""Learning rate -> loss, in order; infinity for a run that ended in no number."""
+"""Learning rate -> loss, in order; infinity for a run that diverged."""
 STAYS = 1.0
 """Most factors of two by which a rate that stays may move: the step of the grids of rates."""
 
@@ -96,9 +96,9 @@ def drifts(rows: Sequence[Row], by: str, **where: Any) -> list[float]:
 
 
 def transferred(rows: Sequence[Row], by: str, **where: Any) -> list[float]:
-    """What the largest size loses with the best rate of the smallest instead of its own, for every seed.
+    """How much the largest size loses at the best rate of the smallest instead of its best, for every seed.
 
-    Infinity where that run ended in no number; a rate that the largest size was not run at leaves its seed out.
+    It is infinite where that run diverged; a seed is left out if the largest size was not run at that rate.
     """
     ends = [(best(small).rate, large) for small, large in _ends(rows, by, **where)]
     return [large[rate] - best(large).loss for rate, large in ends if rate in large]
@@ -148,7 +148,7 @@ def transfer_figure(
 ) -> Figure:  # fmt: skip
     """Loss against rate by size, a panel for every entry of `titles`; bands hold the seeds, marks are the minima.
 
-    What lies further than `above` over the lowest loss is cut off.
+    Losses that exceed the lowest by more than `above` are cut off.
     """
     shown = {name: found for name, where in titles.items() if (found := mean_curves(rows, by, **where))}
     figure, axes = panels(1, max(1, len(shown)), (max(7.0, 1 + 2.7 * len(shown)), 4))

@@ -31,7 +31,7 @@ POWERS: dict[Preset, dict[Method, tuple[int, ...]]] = {
 
 
 def cells(preset: Preset) -> list[GPTRun]:
-    """As many steps as the tokens are enough for."""
+    """Every method, batch, rate and seed, with as many steps as the tokens suffice for."""
     sizes: list[dict[str, Any]]
     if preset == "paper":
         sizes = [FINEWEB | {"width": 768, "blocks": 12, "batch": 512 * k, "steps": 5100 // k} for k in (1, 2, 4, 8)]

@@ -27,7 +27,7 @@ from wellnormed.models import GPT
 from wellnormed.train.task import fit
 
 MASS = 32
-"""What LT took."""
+"""The value of LT."""
 HALVED: dict[str, Any] = {"halved": True, "projection": "float32", "residual": "convex"}
 MODULAR, BFLOAT16 = HALVED | {"halved": False}, HALVED | {"projection": "bfloat16"}
 PLAIN = HALVED | {"residual": "plain"}
@@ -62,12 +62,8 @@ def cells(preset: Preset) -> list[TransformerRun]:
     ]
 
 
-def run(cells: Sequence[TransformerRun], device: torch.device) -> list[dict[str, Any]]:
+def run(cell: TransformerRun, device: torch.device) -> dict[str, Any]:
     """Loss over the validation split, and the largest norm of a matrix over its cap, seen every 50 steps."""
-    return [_result(cell, device) for cell in cells]
-
-
-def _result(cell: TransformerRun, device: torch.device) -> dict[str, Any]:
     task, norms = lt_transformer(cell, device), []
 
     def watch(task: TextTask[GPT], _: float) -> None:
@@ -89,7 +85,7 @@ def select(rows: Sequence[Row], mass: float, variant: dict[str, Any]) -> dict[fl
 
 
 def losses(rows: Sequence[Row]) -> list[float]:
-    """Of every row."""
+    """The loss of every row."""
     return [row["results"]["loss"] for row in rows]
 
 

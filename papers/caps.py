@@ -72,17 +72,13 @@ def cells(preset: Preset) -> list[Curve | Trained]:
     return [*(Curve(name) for name in FUNCTIONS), *trained]
 
 
-def run(cells: Sequence[Curve | Trained], device: torch.device) -> list[dict[str, Any]]:
+def run(cell: Curve | Trained, device: torch.device) -> dict[str, Any]:
     """Values of a curve, and of the scalar function; or singular values and activations of a trained network."""
-    results = []
-    for cell in cells:
-        if isinstance(cell, Curve):
-            function, scalar = FUNCTIONS[cell.function]
-            values = function(GRID.diag().to(device)).diagonal().tolist()
-            results.append({"values": values, "exact": [scalar(s) for s in GRID.tolist()]})
-        else:
-            results.append(_trained(cell, device))
-    return results
+    if isinstance(cell, Trained):
+        return _trained(cell, device)
+    function, scalar = FUNCTIONS[cell.function]
+    values = function(GRID.diag().to(device)).diagonal().tolist()
+    return {"values": values, "exact": [scalar(s) for s in GRID.tolist()]}
 
 
 @torch.no_grad()

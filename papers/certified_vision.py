@@ -44,7 +44,7 @@ BUDGETS: dict[Data, tuple[float, ...]] = {
 }
 """Euclidean distances at which accuracy is certified in the literature."""
 RATES = (0.01, 0.003, 0.001)
-"""Of Adam, for the networks of other libraries."""
+"""Learning rates of Adam, for the networks of other libraries."""
 PEERS: dict[Network, tuple[str, ...]] = {"deel-torchlip": ("deel", "deel.torchlip"), "orthogonium": ("orthogonium",)}
 """Libraries -> the packages that they install."""
 TITLES: dict[Data, str] = {"cifar10": "CIFAR-10", "mnist": "MNIST"}
@@ -61,7 +61,7 @@ class Cell:
     steps: int
     batch: int
     channels: tuple[int, ...]
-    """Of our stages; of another network, of its first layer."""
+    """Widths of our stages, or the width of another network's first layer."""
     depths: tuple[int, ...]
     """Maps of pixels in each of our stages; none in other networks."""
     offset: float
@@ -77,11 +77,11 @@ class Cell:
     rounded: bool = field(default=False, metadata=ADDED)
     """Whether our training has products in bfloat16; the maps are made orthogonal and proved at its end."""
     momentum: float = field(default=0.9, metadata=ADDED)
-    """Of our optimizer."""
+    """The momentum of our optimizer."""
 
 
 class Setting(NamedTuple):
-    """What cells of a data set share."""
+    """The settings that the cells of a data set share."""
 
     steps: int
     batch: int
@@ -89,7 +89,7 @@ class Setting(NamedTuple):
     depths: tuple[int, ...]
     hidden: tuple[int, ...]
     width: int
-    """Of the other libraries' first layers."""
+    """The width of the other libraries' first layers."""
     offset: float
     temperature: float
     tested: int
@@ -195,7 +195,7 @@ class Training(Task[nn.Sequential]):
         super().__init__(model, optimizer, constraints, cell.steps, torch.Generator())
 
     def batch_loss(self) -> Tensor:
-        """That of the margin."""
+        """The loss of the margin."""
         count, cell = len(self.data[1]), self.cell
         whole = max(1, count // cell.batch)  # batches of an epoch; the last images that fill none are left out
         epoch, place = divmod(self.step, whole)
@@ -240,18 +240,14 @@ def built(
     return model, torch.optim.Adam(model.parameters(), lr=cell.rate), None
 
 
-def run(cells: Sequence[Cell], device: torch.device, folder: Path) -> list[dict[str, Any]]:
-    """Accuracy, the proved constant, and what is certified and withstands at every budget."""
-    return [_result(cell, device, folder) for cell in cells]
-
-
 MEASURED = (
     "accuracy", "lipschitz", "certified", "seconds_of_training", "certified_of_attacked", "attacked", "contradictions",
 )  # fmt: skip
-"""The results of a cell; each is None where the loss was no number."""
+"""The results of a cell; each is None where the run diverged."""
 
 
-def _result(cell: Cell, device: torch.device, folder: Path) -> dict[str, Any]:
+def run(cell: Cell, device: torch.device, folder: Path) -> dict[str, Any]:
+    """Accuracy, the proved constant, and the shares that are certified and that withstand attacks at every budget."""
     task, seconds, last = Training(cell, device), [], time.process_time()
 
     def watch(task: Training, loss: float) -> None:
@@ -298,16 +294,16 @@ class Best(NamedTuple):
     tried: int
     """Rates that have a row."""
     results: list[dict[str, Any]]
-    """Of the seeds that have a row."""
+    """The results of the seeds that have a row."""
 
 
 def finite(rows: Sequence[Row]) -> list[Row]:
-    """Without those whose loss was no number."""
+    """The rows whose run did not diverge."""
     return [row for row in rows if row["results"]["accuracy"] is not None]
 
 
 class Kind(NamedTuple):
-    """What is compared: networks on the same data, after as many steps with the same loss."""
+    """Networks are compared on the same data, after as many steps with the same loss."""
 
     data: Data
     steps: int

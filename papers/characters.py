@@ -23,7 +23,7 @@ class TextTask(Task[M]):
 
     Args:
         model, optimizer, constraints, steps, generator: As for every `Task`.
-        text: What is learned.
+        text: The text that is learned.
         length: Characters of a window, T.
         batch: Windows of a step, B.
         precision: Of the model's products while it trains, by autocast. Weights keep their own.

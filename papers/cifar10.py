@@ -22,7 +22,7 @@ MD5 = {
     "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421", "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
     "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d", "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
 }  # fmt: skip
-"""Of the files of the official binary version."""
+"""The checksums of the files of the official binary version."""
 _SIDE, _IMAGES = 32, 10_000
 _BYTES = 1 + 3 * _SIDE**2  # of an image in a binary file: its label, then its planes
 

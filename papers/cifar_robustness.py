@@ -69,14 +69,10 @@ def cells(preset: Preset) -> list[Cell]:
     return [Cell(network, seed, *steps) for seed in range(seeds) for network in get_args(Network)]
 
 
-def run(cells: Sequence[Cell], device: torch.device) -> list[dict[str, Any]]:
+def run(cell: Cell, device: torch.device) -> dict[str, Any]:
     """Accuracy, bound, and what becomes of the images at every budget; the drawn images of the first seed."""
-    return [_result(cell, device) for cell in cells]
-
-
-def _result(cell: Cell, device: torch.device) -> dict[str, Any]:
-    _, run = RUNS[cell.network]
-    task = lt_task(replace(run, steps=cell.steps, batch=cell.batch, width=cell.width, seed=cell.seed), device)
+    _, training = RUNS[cell.network]
+    task = lt_task(replace(training, steps=cell.steps, batch=cell.batch, width=cell.width, seed=cell.seed), device)
     fit(task)
     task.model, trained = mlp(cell.width).to(device), task.model  # one activation for all that is attacked
     task.model.load_state_dict(trained.state_dict())
@@ -105,7 +101,7 @@ def _result(cell: Cell, device: torch.device) -> dict[str, Any]:
 
 
 def by_network(rows: Sequence[Row]) -> dict[Network, list[dict[str, Any]]]:
-    """The results of every seed."""
+    """Network -> the results of every seed."""
     found: dict[Network, list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(row["config"]["network"], []).append(row["results"])
@@ -169,7 +165,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
 
 
 def _compared(adam: dict[str, np.ndarray], muon: dict[str, np.ndarray], network: Network) -> list[Verdict]:
-    """Of arrays `(seeds, budgets)`; judged where the network is LT's."""
+    """Lines for arrays `(seeds, budgets)`, which are judged if the network is LT's."""
     name, judged = RUNS[network][0], network in PUBLISHED
     above = {score: muon[score].mean(0) > adam[score].mean(0) for score in SCORES}
     alive = np.maximum(muon["attacked"].mean(0), adam["attacked"].mean(0)) >= ALIVE

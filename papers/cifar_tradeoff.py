@@ -38,9 +38,9 @@ AS_PUBLISHED: dict[AsPublished, tuple[float, ...]] = {
 }
 """The same of the two caps that LT's code has otherwise than its text."""
 LINES = {name: row for name, row in (MUON | AS_PUBLISHED).items() if f"{name} as published" not in AS_PUBLISHED}
-"""What LT's code trains, line by line."""
+"""The trainings of LT's code, line by line."""
 ADAMW_RATES = tuple(10 ** (-5 + 0.3 * step) for step in (6, 7, 8))
-"""Those of LT's sweep about 10^-3."""
+"""The rates of LT's sweep about 10^-3."""
 ADAMW = (0.545, 851)
 """Accuracy and bound of LT's best run with AdamW in its logs, whose setting is not said."""
 BOUND_WITHIN = 0.1
@@ -48,7 +48,7 @@ BOUND_WITHIN = 0.1
 EVERY = 49
 """Steps from one measurement of the norms to the next."""
 CAPPED: list[Method] = ["spectral normalization", "stiefel", "soft cap", "hard cap", "hammer"]
-"""Those whose strength is a cap."""
+"""The methods whose strength is a cap."""
 
 
 def cells(preset: Preset) -> list[CifarRun]:
@@ -79,19 +79,17 @@ def cells(preset: Preset) -> list[CifarRun]:
     ]
 
 
-def run(cells: Sequence[CifarRun], device: torch.device) -> list[dict[str, Any]]:
+def run(cell: CifarRun, device: torch.device) -> dict[str, Any]:
     """Loss, accuracy and bound at the end, and the norms on the way."""
-    results = []
-    for cell in cells:
-        task, norms = lt_task(cell, device), []
+    norms: list[list[float]] = []
 
-        def watch(task: CifarTask, _: float, norms: list[list[float]] = norms) -> None:
-            if task.step % EVERY == 0:
-                norms.append(task.norms())
+    def watch(task: CifarTask, _: float) -> None:
+        if task.step % EVERY == 0:
+            norms.append(task.norms())
 
-        fit(task, watch)
-        results.append(task.evaluate() | {"norms_on_the_way": norms})
-    return results
+    task = lt_task(cell, device)
+    fit(task, watch)
+    return task.evaluate() | {"norms_on_the_way": norms}
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -121,7 +119,7 @@ def points(rows: Sequence[Row], key: str) -> list[tuple[float, float]]:
 
 
 def ratios(rows: Sequence[Row], method: str) -> list[list[float]]:
-    """Of every run with Muon, the norm of the second matrix over the cap, on the way and at the end."""
+    """For every run with Muon, the norm of the second matrix over the cap, on the way and at the end."""
     return [
         [norms[1] / row["config"]["strength"] for norms in (*found["norms_on_the_way"], found["norms"])]
         for row in of_pair(rows, "muon", method)

@@ -1,4 +1,4 @@
-"""Which layers of a run multiply 8-bit floats: those whose ranges are proved for all weights within the caps."""
+"""Chooses the layers of a run that multiply 8-bit floats: their ranges are proved for all weights within the caps."""
 
 from fnmatch import fnmatch
 from typing import Any
@@ -11,7 +11,7 @@ from wellnormed.constraints import Constraints
 from wellnormed.models.gpt import GPT
 
 _ROOM = 1e-6
-"""What the embedding's radius has above its cap, which is held up to rounding."""
+"""How much the embedding's radius exceeds its cap, which holds up to rounding."""
 
 
 def use_float8_(model: GPT, config: Any, held: Constraints, ranks: int) -> list[str]:

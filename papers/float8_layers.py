@@ -23,11 +23,11 @@ Product = Literal["emulated", "scaled_mm"]
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 """E4M3 for inputs and weights, E5M2 for gradients, which need range more than precision (Micikevicius et al., 2022)."""
 _CAPABILITY = (8, 9)
-"""Of the first CUDA devices that multiply 8-bit floats."""
+"""The compute capability of the first CUDA devices that multiply 8-bit floats."""
 
 
 class _Float8:
-    """What layers with 8-bit products share: their settings, and the product."""
+    """The common part of layers with 8-bit products: their settings, and the product."""
 
     layer: str
     product: Product
@@ -63,7 +63,7 @@ class Float8Linear(_Float8, nn.Linear):
     hundred of the inputs and three of the weights. `gradient_scale=N` puts that right without a look at any tensor.
 
     **Certificates** belong to the model with `nn.Linear`. Rounding has steps, so no Lipschitz constant; `certify`
-    refuses this layer by name. What is proved of the unrounded model decides which layers may be converted
+    refuses this layer by name. The ranges of the unrounded model decide which layers may be converted
     (`to_float8_`); what the rounding of earlier layers, or later training, adds to a range is caught when it runs.
 
     Args:
@@ -75,7 +75,7 @@ class Float8Linear(_Float8, nn.Linear):
             `torch._scaled_mm` with scales of 1 on a CUDA device of compute capability 8.9 or more; I, O and N must be
             multiples of 16, and the result is rounded to bfloat16. It has been run on CPUs alone, where torch has the
             same function.
-        gradient_scale: What gradients are multiplied by before they are rounded, and their products divided by.
+        gradient_scale: Gradients are multiplied by it before they are rounded, and their products divided by it.
 
     Shape: `(*, I)` -> `(*, O)`.
 
@@ -227,7 +227,7 @@ def _rounded(x: Tensor, dtype: torch.dtype, what: str) -> Tensor:
     """A tensor in a float8 dtype. An entry that does not fit is an error; releases of torch make 448 or NaN of it.
 
     On a GPU and among many processes it becomes NaN: an error would wait for the device, or leave the other processes
-    waiting, and a loss or gradient that is no number stops training on all of them.
+    waiting, and a loss or gradient that is not finite stops training on all of them.
     """
     largest = torch.finfo(dtype).max
     if x.device.type == "cuda" or dist.is_initialized():

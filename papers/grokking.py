@@ -135,7 +135,7 @@ PUBLISHED = {
     ("sum", "stiefel"): "never in 1,000 steps", ("product", "stiefel"): "never in 1,000 steps",
     ("sum", "embedding"): "median 227 steps", ("product", "embedding"): "median 233 steps",
 }  # fmt: skip
-"""What SC's text says; its later version has 345 and 334.5 for the embedding cap alone."""
+"""The numbers of SC's text; its later version has 345 and 334.5 for the embedding cap alone."""
 
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:

@@ -34,7 +34,7 @@ PUBLISHED: dict[tuple[str, int], float] = {
 NEAR, FAR = 1.1, 100.0
 """Norms of the inputs, in caps: after a step, and far from it, where the Gram form computes in float64."""
 WITHIN = 0.25
-"""How far a ratio of times may be from the ratio of operations; a call has its share of what is not a product."""
+"""How far a ratio of times may be from the ratio of operations; a call does not only multiply."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _times(cell: Cell, device: torch.device) -> dict[str, Any]:
 
 
 def _seconds(function: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """Of one call; short ones are repeated until a hundredth of a second has passed."""
+    """Seconds of one call; short ones are repeated until a hundredth of a second has passed."""
     start, calls = time.perf_counter(), 0
     while not calls or time.perf_counter() - start < 0.01:
         function(x)

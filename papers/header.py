@@ -1,4 +1,4 @@
-"""What every file under `results/` says of the run that made it."""
+"""The header of every file under `results/`, which describes the run that made it."""
 
 import json
 from collections.abc import Mapping
@@ -37,11 +37,6 @@ def from_environment(command: str, seed: int | list[int], environment: Mapping[s
     return {**first, "environment": rest}
 
 
-def stored_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a result that was written before, for a script that goes on; none if there is no such file."""
-    return json.loads(path.read_text())["rows"] if path.exists() else []
-
-
 class Stored:
     """The rows of a result that a script goes on with: each is printed and written when it is made, and made once.
 
@@ -50,14 +45,15 @@ class Stored:
     Args:
         path: The file, whose rows of before count.
         command: As for `header`.
-        content: What stands beside the rows.
+        content: Further entries of the file, beside the rows.
     """
 
     def __init__(self, path: Path, command: str, **content: Any) -> None:
-        self.path, self.rows = path, stored_rows(path)
+        self.path = path
+        self.rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
         self.content: dict[str, Any] = header(command, 0) | content
         self.commit = {"commit": self.content["commit"][:10]}
-        """What a row says that was made by this run, where others may be of other commits."""
+        """An entry for rows of this run, where others may be of other commits."""
 
     def has(self, **cell: Any) -> bool:
         """Whether some row has these entries."""

@@ -44,12 +44,8 @@ def cells(preset: Preset) -> list[TransformerRun]:
     ]
 
 
-def run(cells: Sequence[TransformerRun], device: torch.device) -> list[dict[str, Any]]:
+def run(cell: TransformerRun, device: torch.device) -> dict[str, Any]:
     """Loss over the validation split, and how far the vectors of rare and of frequent symbols moved."""
-    return [_result(cell, device) for cell in cells]
-
-
-def _result(cell: TransformerRun, device: torch.device) -> dict[str, Any]:
     task = lt_transformer(cell, device)
     vectors = task.model.get_parameter("embedding.weight").detach()
     start = vectors.clone()
@@ -97,7 +93,7 @@ def chance(groups: Sequence[Sequence[float]]) -> float:
 
 
 def _without_largest(losses: dict[int, list[float]], moved: dict[int, list[float]]) -> str:
-    """What is left of a difference if the largest factor is left out, and how far vectors move without and with it."""
+    """The difference that remains without the largest factor, and how far vectors move without and with it."""
     *others, largest = losses
     left = chance([losses[factor] for factor in others])
     far = [fmean(moved[factor]) for factor in (others[-1], largest)]

@@ -25,7 +25,7 @@ class LipsFormerConfig:
     """LipsFormer as a language model (LT appendix E), another peer of table 1."""
 
     architecture: Literal["lipsformer"] = "lipsformer"
-    """Which model this configures."""
+    """The kind of model that this configures."""
     vocabulary_size: int = 50304
     """Symbols."""
     length: int = 1024
@@ -110,7 +110,7 @@ class LearnedResidual(nn.Module):
     """`x + alpha block(x)` with a learned alpha for every entry; training drops the branch of some samples.
 
     Args:
-        block: What stands on the branch.
+        block: The module on the branch.
         width: D.
         strength: The alpha to start with.
         drop_path: Probability p that a sample does without the branch, in training mode; otherwise the branch is
@@ -184,7 +184,7 @@ class LipsFormer(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """As the class says; what is neither a matrix nor an embedding stays."""
+        """As the class says; weights that are neither matrices nor embeddings stay."""
         ColNorm(0).initialize_(self.embedding.weight, generator)
         for module in self.modules():
             if isinstance(module, nn.Linear):

@@ -39,18 +39,14 @@ def cells(preset: Preset) -> list[AirbenchRun]:
     return [AirbenchRun(*size, seed=seed, **settings) for seed in range(3) for size in sizes]
 
 
-def run(cells: Sequence[AirbenchRun], device: torch.device) -> list[dict[str, Any]]:
-    """Loss and accuracy on test images, and the largest norm over its radius; no loss where it was no number."""
-    results = []
-    for cell in cells:
-        task = AirbenchTask(cell, device)
-        try:
-            fit(task)
-        except DivergedError:
-            results.append({"loss": None, "accuracy": None, "norm": None})
-            continue
-        results.append(task.evaluate())
-    return results
+def run(cell: AirbenchRun, device: torch.device) -> dict[str, Any]:
+    """Loss and accuracy on test images, and the largest norm over its radius; None where the run diverged."""
+    task = AirbenchTask(cell, device)
+    try:
+        fit(task)
+    except DivergedError:
+        return {"loss": None, "accuracy": None, "norm": None}
+    return task.evaluate()
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:

@@ -88,12 +88,9 @@ def stable_rank(matrix: Tensor) -> float:
     return float(matrix.square().sum()) / largest**2 if largest else 0.0
 
 
-def run(cells: Sequence[Cell], device: torch.device) -> list[dict[str, Any]]:
+def run(cell: Cell, device: torch.device) -> dict[str, Any]:
     """Training loss at the end; of the hidden matrix, how far it moved and the stable rank of its last update."""
-    return [_result(task_of(cell, device)) for cell in cells]
-
-
-def _result(task: CifarTask) -> dict[str, Any]:
+    task = task_of(cell, device)
     hidden = list(task.model.parameters())[1].detach()
     start, before, update = hidden.clone(), hidden.clone(), torch.zeros_like(hidden)
     losses: list[float] = []

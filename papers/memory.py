@@ -1,7 +1,7 @@
 """LMO section 6: what optimizers keep for every parameter of a transformer, also memory-light and in half precision.
 
 Bytes of the gradients and of the optimizer's state after two steps; in the memory-light mode the gradients hold the
-momentum, and there is no other state. On a GPU also the peak of a step.
+momentum, and there is no other state. On a GPU the peak of a step is measured as well.
 """
 
 from collections.abc import Sequence
@@ -92,20 +92,17 @@ def cells(preset: Preset) -> list[Cell]:
     ]
 
 
-def run(cells: Sequence[Cell], device: torch.device) -> list[dict[str, Any]]:
-    """Bytes of the weights, of what is kept beside them, and on a GPU the peak of a step."""
-    results = []
-    for cell in cells:
-        task = Slopes(cell, device)
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        fit(task)
-        results.append({
-            "weights": sum(p.nbytes for p in task.model.parameters()),
-            "kept": task.kept(),
-            "peak": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
-        })  # fmt: skip
-    return results
+def run(cell: Cell, device: torch.device) -> dict[str, Any]:
+    """Bytes of the weights and of everything that is kept beside them, and on a GPU the peak of a step."""
+    task = Slopes(cell, device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    fit(task)
+    return {
+        "weights": sum(p.nbytes for p in task.model.parameters()),
+        "kept": task.kept(),
+        "peak": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+    }
 
 
 def _share(rows: Sequence[Row], optimizer: str, precision: str) -> list[float]:

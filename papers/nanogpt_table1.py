@@ -57,7 +57,7 @@ class Published:
     cap: float = math.inf
     logit_scale: float = 1.0
     rate: float | None = None
-    """That of a row of the size for the CPU alone; None is the one of the preset or of `SMALL_RATES`."""
+    """The rate of a row that only the size for the CPU has; None takes that of the preset or of `SMALL_RATES`."""
 
 
 ROWS = {
@@ -98,7 +98,7 @@ CAPPED = "ours, soft cap 8"
 WITHIN = 0.02
 """How far a loss may be above the published one."""
 GUESS: dict[Preset, float] = {"cpu": math.log(256), "paper": math.log(50257)}
-"""The loss of who guesses. A model whose loss ends above it does not train."""
+"""The loss of a uniform guess. A model that ends above it does not train."""
 
 
 @dataclass(frozen=True)
@@ -142,14 +142,11 @@ def config_of(cell: Cell) -> TrainConfig:
     return replace(run, model=model, **settings)
 
 
-def run(cells: Sequence[Cell | Matched], device: torch.device, folder: Path) -> list[dict[str, Any]]:
-    """Loss, accuracy, bounds and the largest activation of every trained model."""
-    return [
-        _by_form.run(cell, device, folder / str(number))
-        if isinstance(cell, Matched)
-        else results(config_of(cell), corpus_of(cell.size), device, folder / str(number))
-        for number, cell in enumerate(cells)
-    ]
+def run(cell: Cell | Matched, device: torch.device, folder: Path) -> dict[str, Any]:
+    """Loss, accuracy, bounds and the largest activation of the trained model."""
+    if isinstance(cell, Matched):
+        return _by_form.run(cell, device, folder)
+    return results(config_of(cell), corpus_of(cell.size), device, folder)
 
 
 def text_of(cell: Cell | Matched) -> str:
@@ -164,7 +161,7 @@ def _parts(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def values(rows: Sequence[Row], name: str, key: str) -> list[float]:
-    """What was found of a row of the table, of every seed that has it."""
+    """A result of a row of the table, for every seed that has it."""
     return [row["results"][key] for row in rows if row["config"]["row"] == name and key in row["results"]]
 
 

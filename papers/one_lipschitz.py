@@ -147,7 +147,7 @@ class NearlyOrthogonal(Constraint):
     cap: float
 
     def project(self, weights: Tensor, norm: Norm) -> Tensor:
-        """As `Orthogonal`."""
+        """Project as `Orthogonal` does."""
         return wn.constraints.Orthogonal(self.cap).project(weights, norm)
 
     def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:

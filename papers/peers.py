@@ -53,7 +53,7 @@ class LearnedSum(nn.Module):
         self.weight = nn.Parameter(torch.tensor(start))
 
     def starts(self) -> Iterator[Start]:
-        """The numbers that were passed."""
+        """Weights start at the numbers that were passed."""
         yield self.weight, lambda weight, _: weight.copy_(torch.tensor(self.start))
 
     def parameter_norms(self) -> dict[str, Norm]:

@@ -163,7 +163,7 @@ CLIPS = {
 
 
 def clip(w: Tensor, lower: float | None, upper: float | None, method: str) -> Tensor:
-    """`spectral_clip` by "nested", "block" or "blockwise" matrix signs, as SC has them, or "svd"; None is no bound.
+    """`spectral_clip` by "nested", "block" or "blockwise" matrix signs, as in SC, or by "svd"; None sets no bound.
 
     Example:
         >>> clip(torch.diag(torch.tensor([4.0, 0.5])), None, 1.0, "nested").diagonal().round(decimals=1)

@@ -101,7 +101,7 @@ def cost(cells: Sequence[Any], rows: Mapping[str, Row], beyond: int = 0) -> str:
 
 
 def plan(name: str, preset: Preset = "cpu", folder: Path = FOLDER, only: Sequence[str] = ()) -> str:
-    """What the same command would run without --dry-run, and how long that took where it was run before."""
+    """The runs of the same command without --dry-run, and how long they took before."""
     experiment = load(name)
     rows, _ = Table(folder / f"{name}-{preset}" / "rows.jsonl").read()
     cells = chosen(experiment.cells(preset), only)

@@ -28,7 +28,7 @@ RATES: dict[Preset, dict[Method, float]] = {
 0.00036; Muon's is that of modded-nanogpt, on which LMO builds, and Adam's the nearest power of two."""
 PRESET_OF: dict[Text, Preset] = {"shakespeare": "cpu", "fineweb": "paper"}
 FACTORS = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0)
-"""Of the small model's rate; the first three are Adam's alone."""
+"""Multiples of the small model's rate; the first three are Adam's alone."""
 ORDERS: tuple[tuple[Method, Method], ...] = (
     ("uSCG", "Adam with warm-up"), ("uSCG", "Muon"), ("SCG", "Adam with warm-up"), ("SCG", "Muon"), ("uSCG", "SCG"),
 )  # fmt: skip
@@ -46,7 +46,7 @@ def cells(preset: Preset) -> list[GPTRun]:
 
 
 def losses(rows: Sequence[Row], method: Method, factor: float = 1.0) -> list[float]:
-    """Of every seed, at a multiple of the small model's rate; infinity for a run that ended in no number."""
+    """The loss of every seed at a multiple of the small model's rate; infinity for a run that diverged."""
     rate = {text: factor * RATES[preset][method] for text, preset in PRESET_OF.items()}
     found = [row for row in rows if row["config"]["method"] == method]
     found = [row for row in found if row["config"]["lr"] == rate[row["config"]["text"]]]

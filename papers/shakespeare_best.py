@@ -38,7 +38,7 @@ from wellnormed.train.config import CHARACTERS
 from wellnormed.train.language import LanguageTask
 
 CAPS = {2.0: 1.146, 6.02: 1.298}
-"""What LT's formula is said to be -> the cap at which it is, with three blocks."""
+"""A value of LT's formula -> the cap that gives it, with three blocks."""
 NAMED = 2.0
 """The cap of which LT says that it takes about so much."""
 PUBLISHED = {2.0: 1.29, 6.02: 1.20}
@@ -48,7 +48,7 @@ SEARCH = 100
 READ = {"loss": "over the whole split", "loss_as_published": "as LT read it"}
 SMALLER = "a smaller model that reads less, and fewer steps"
 FORMS: dict[str, Residual] = {"LT": "convex", "LT, plain": "plain"}
-"""What the forms of LT's transformer are called in the rows' `kind`."""
+"""The name of each form of LT's transformer, as `kind` gives it -> the form."""
 NAMES = {"LT": "LT's transformer", "LT, plain": "LT's transformer with plain residuals"}
 WITHIN = 0.02
 """How far a loss may be above the published one, the accuracy below, and a bound above as a share of it."""
@@ -95,12 +95,8 @@ def cells(preset: Preset) -> list[Cell]:
     return found
 
 
-def run(cells: Sequence[Cell], device: torch.device, folder: Path) -> list[dict[str, Any]]:
-    """Both losses of every model, and its bounds if it has any: proved, by LT's formula, and the largest gain found."""
-    return [_result(cell, device, folder / str(number)) for number, cell in enumerate(cells)]
-
-
-def _result(cell: Cell, device: torch.device, folder: Path) -> dict[str, Any]:
+def run(cell: Cell, device: torch.device, folder: Path) -> dict[str, Any]:
+    """Both losses of a model, and its bounds if it has any: proved, by LT's formula, and the largest gain found."""
     if isinstance(cell, NanoGPTRun):
         return best_scores(cell, device, folder)
     task = lt_task(cell, device) if isinstance(cell, LTRun) else proved_task(cell, device)
@@ -188,7 +184,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
-    """The published losses in both measures, by form who is lower in which, and what the formula does not bound."""
+    """The published losses in both measures, which form is lower in which, and the gains above the formula."""
     found: list[Verdict] = []
     shapes, excerpt = ANSWERS[preset], "loss_as_published"
 

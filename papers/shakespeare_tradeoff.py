@@ -21,9 +21,7 @@ from papers._figures import legend_below, panels
 from papers._resumed import fit_resumed
 from papers._shakespeare import LTRun, Method, OptimizerName, bounds, lt_task, rate_factors, scores
 from papers._table import Row
-from papers.characters import TextTask
 from papers.cifar_tradeoff import frontier
-from wellnormed.models import GPT
 
 PAIRS: list[tuple[OptimizerName, Method]] = [
     ("adamw", "weight decay"), ("adamw", "spectral normalization"), ("adamw", "hammer"),
@@ -34,7 +32,7 @@ BOUNDS = {"log10_proved": "proved", "log10_as_published": "LT's formula"}
 BUDGETS = (1.0, 2.0, 3.0)
 """Logarithms of the bounds at which losses are compared."""
 LARGEST_SHARE = max(rate_factors(blocks=3).values())
-"""Of the rate in a layer of LT's model, where decay must leave something of a weight."""
+"""The largest share of the rate that a layer of LT's model has: decay must leave something of its weights."""
 
 
 def _logspace(low: float, high: float, count: int) -> tuple[float, ...]:
@@ -64,12 +62,9 @@ def cells(preset: Preset) -> list[LTRun]:
     return [cell for cell in every if cell.method != "weight decay" or cell.strength * cell.lr * LARGEST_SHARE <= 1]
 
 
-def run(cells: Sequence[LTRun], device: torch.device, folder: Path) -> list[dict[str, Any]]:
+def run(cell: LTRun, device: torch.device, folder: Path) -> dict[str, Any]:
     """Losses and bounds at the end; a run that diverges, or is refused its rate by its constraint, has no loss."""
-    return [_result(lt_task(cell, device), folder / str(number)) for number, cell in enumerate(cells)]
-
-
-def _result(task: TextTask[GPT], folder: Path) -> dict[str, Any]:
+    task = lt_task(cell, device)
     try:
         fit_resumed(task, folder)
     except ValueError as error:
@@ -112,7 +107,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
-    """What LT says of the figure, by either bound, and the two bounds and losses beside each other."""
+    """The claims of LT about the figure, by either bound, and the two bounds and losses beside each other."""
     seeds = sorted({row["config"]["seed"] for row in rows})
     yes, no = ANSWERS[preset]
     found = []

@@ -56,12 +56,8 @@ def cells(preset: Preset) -> list[Cell]:
     ]
 
 
-def run(cells: Sequence[Cell], device: torch.device) -> list[dict[str, Any]]:
-    """The validation loss, None where it is no number, and the largest activation entry, of every cell."""
-    return [_result(cell, device) for cell in cells]
-
-
-def _result(cell: Cell, device: torch.device) -> dict[str, Any]:
+def run(cell: Cell, device: torch.device) -> dict[str, Any]:
+    """The validation loss, None where it is not a number, and the largest activation entry."""
     start = token_preset("1m")
     assert isinstance(start.model, GPTConfig)
     shape = {"width": cell.width, "blocks": cell.blocks, "length": 64, "residual_strength": 0.5 / cell.blocks}

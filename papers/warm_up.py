@@ -40,12 +40,12 @@ def cells(preset: Preset) -> list[GPTRun]:
 
 
 def losses(rows: Sequence[Row], method: Method, shared: bool, warm_up: float) -> list[float]:
-    """The lowest loss over the rates, of every seed."""
+    """The lowest loss over the rates, for every seed."""
     return best_losses(rows, method=method, shared=shared, warm_up=warm_up)
 
 
 def costs(rows: Sequence[Row], method: Method, shared: bool) -> list[float]:
-    """What leaving the warm-up out costs at the rate that is best with one, of every seed."""
+    """How much the loss rises without the warm-up at the rate that is best with one, for every seed."""
     without, with_it = (curves(rows, "shared", method=method, shared=shared, warm_up=each) for each in WARM_UPS)
     pairs = [(without[seed][shared], sizes[shared]) for seed, sizes in with_it.items() if seed in without]
     found = [(best(curve), other) for other, curve in pairs]

@@ -95,25 +95,21 @@ def cells(preset: Preset) -> list[Cell]:
     ]
 
 
-def run(cells: Sequence[Cell], device: torch.device) -> list[dict[str, Any]]:
+def run(cell: Cell, device: torch.device) -> dict[str, Any]:
     """Training accuracy; size of the entries under the letter over that of the others; a picture of the matrix."""
-    results = []
-    for cell in cells:
-        task, mask = task_of(cell, device)
-        try:
-            fit(task)
-        except DivergedError:
-            results.append({"accuracy": None, "contrast": None, "picture": None})
-            continue
-        hidden = list(task.model.parameters())[1].detach().square()
-        blocks = hidden.unfold(0, len(hidden) // _PIXELS, len(hidden) // _PIXELS)
-        blocks = blocks.unfold(1, len(hidden) // _PIXELS, len(hidden) // _PIXELS).mean((-2, -1)).sqrt()
-        results.append({
-            "accuracy": task.score(*(part[:10_000] for part in task.train))["accuracy"],
-            "contrast": float((hidden[mask].mean() / hidden[~mask].mean()).sqrt()),
-            "picture": [[round(float(x), 5) for x in line] for line in blocks],
-        })  # fmt: skip
-    return results
+    task, mask = task_of(cell, device)
+    try:
+        fit(task)
+    except DivergedError:
+        return {"accuracy": None, "contrast": None, "picture": None}
+    hidden = list(task.model.parameters())[1].detach().square()
+    blocks = hidden.unfold(0, len(hidden) // _PIXELS, len(hidden) // _PIXELS)
+    blocks = blocks.unfold(1, len(hidden) // _PIXELS, len(hidden) // _PIXELS).mean((-2, -1)).sqrt()
+    return {
+        "accuracy": task.score(*(part[:10_000] for part in task.train))["accuracy"],
+        "contrast": float((hidden[mask].mean() / hidden[~mask].mean()).sqrt()),
+        "picture": [[round(float(x), 5) for x in line] for line in blocks],
+    }
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:

@@ -45,7 +45,7 @@ Contender = tuple[str, str, bool, Callable[[Tensor], Tensor], Callable[[Tensor],
 
 
 def contenders(cap: float, ratio: float, methods: bool) -> Iterator[Contender]:
-    """What to run on a matrix.
+    """The functions to run on a matrix.
 
     Args:
         cap: Upper bound.

@@ -1,4 +1,4 @@
-"""What is timed against what: groups of contenders on the same inputs, and the pairs that make rows of the table.
+"""Contenders to time on the same inputs, in groups, and the pairs of them that make rows of the table.
 
 `speed` runs them. Errors are spectral, of the first matrix of a batch: of caps over the largest singular value, of
 `msign` from the polar factor (so that sets of coefficients compare), of weights as the docstring of each group says.

@@ -77,7 +77,7 @@ def peak(timer: Timer, device: str, side: int = PEAK_SIDE, rounds: int = 5) -> f
 
 
 def necessary_operations(shape: tuple[int, ...]) -> float:
-    """Of five steps on every matrix of a batch; see the module's text."""
+    """The operations that five steps on every matrix of a batch need; see the module's text."""
     n, m = sorted(shape[-2:])
     aspect = m / n
     return math.prod(shape[:-2]) * min(5 * (3 * aspect + 1), 14 + 6 * aspect) * n**3

@@ -1,6 +1,6 @@
 """The matrices of the benchmarks: a published suite with known difficulties, and the shapes of GPT-2 small.
 
-Every matrix is drawn from its own seed, so that one case can be repeated alone. Caps are in spectral units.
+Every matrix has a seed, so that one case can be repeated alone. Caps are in spectral units.
 """
 
 from collections.abc import Callable
@@ -129,5 +129,5 @@ def suite(small: tuple[int, int] = (96, 384), large: tuple[tuple[str, tuple[int,
 
 
 def shown(shape: tuple[int, ...]) -> str:
-    """As the table writes a shape."""
+    """A shape as the table writes it."""
     return " x ".join(map(str, shape))

@@ -1,4 +1,4 @@
-"""What the functions are compared with: plain loops, torch's own, and packages of the extra `bench`.
+"""The functions that ours are compared with: plain loops, those of torch, and those of packages of the extra `bench`.
 
 geotorch and orthogonium (and torch's `orthogonal`) parametrise a weight; they hold no function that clips given
 singular values. They are compared where they do the same job: a weight with orthonormal rows or columns, and a weight

@@ -15,7 +15,7 @@ RESULTS = Path(__file__).parents[2] / "results" / "matrix"
 def write(name: str, command: str, content: Mapping) -> Path:
     """Write `results/matrix/<name>.json`: what every result says of its run, then the content.
 
-    Every matrix is drawn from a seed of its own, which counts up from 0.
+    Every matrix is drawn from another seed, counted up from 0.
     """
     path = RESULTS / f"{name}.json"
     write_result(path, {**header(command, seed=0), **content})

@@ -1,4 +1,4 @@
-"""What the functions should give: functions of the singular values of a float64 SVD, and the distance from them."""
+"""The exact results of the functions: functions of the singular values of a float64 SVD, and the distance from them."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -10,7 +10,7 @@ from wellnormed.matrix import CoefficientSet
 
 
 def spectral_norm(x: Tensor) -> float:
-    """Of one matrix of moderate scale, by the eigenvalues of its small float64 Gram matrix (good to 1e-13)."""
+    """The norm of one matrix of moderate scale, by the eigenvalues of its small float64 Gram matrix (good to 1e-13)."""
     x = x.double() if x.shape[-2] >= x.shape[-1] else x.double().mT
     if not bool(x.isfinite().all()):
         return float("inf")

@@ -19,7 +19,7 @@ class Part(NamedTuple):
     """One term on the groups that are left after like slices were taken together: arrays `(groups, entries)`."""
 
     number: int
-    """Which base."""
+    """The number of the base."""
     column: np.ndarray
     group: np.ndarray
     label: np.ndarray

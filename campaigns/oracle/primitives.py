@@ -14,7 +14,7 @@ HALF = Upper("0.5")
 
 
 class Read(NamedTuple):
-    """What a primitive sees of one input: bounds of the groups that the row reads, however its entries came there."""
+    """One input of a primitive: bounds of the groups that its rule reads, wherever the entries come from."""
 
     shape: tuple[int, ...]
     axes: tuple[int, ...]
@@ -33,7 +33,7 @@ def primitive(name: str) -> Callable[[Primitive], Primitive]:
 
 
 class Shape(NamedTuple):
-    """What is known of a function f of one number."""
+    """Known properties of a function f of one number."""
 
     slope: Upper
     """Largest absolute slope."""
@@ -118,7 +118,7 @@ def _bound_scaling(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence
 
 @primitive("shift")
 def _bound_shift(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    """A group has so many vectors, or entries, each no larger than what is claimed of all."""
+    """A group has this many vectors, or entries, each no larger than the bound of all."""
     ((shape, axes, x),) = reads
     size = uppers(claims[0].values[0]).item()
     entries = math.prod(shape[axis] for axis in axes)

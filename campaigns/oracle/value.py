@@ -1,4 +1,4 @@
-"""What the oracle knows of a tensor that depends on the input: where its entries come from, and how large they are.
+"""A tensor that depends on the input, as the oracle knows it: where entries come from, and how large they are.
 
 An operation that computes leaves a `Base`: its entries fall into groups, and the Euclidean norm of every group is
 bounded. An operation that only moves entries (a view, a transposition, a concatenation) or multiplies them by constants

@@ -1,4 +1,4 @@
-"""What models are drawn from: a stream of draws, a registry of layers, and layers that fit a shape."""
+"""Models are drawn from these: a stream of draws, a registry of layers, and layers that fit a shape."""
 
 import math
 import warnings

@@ -1,6 +1,6 @@
 import pytest
 
-from papers import _gpt, _lt_transformer, _nanogpt, _shakespeare
+from papers import _gpt, _nanogpt, _shakespeare
 from wellnormed.data import corpus
 from wellnormed.data.characters import CharacterText
 
@@ -9,7 +9,7 @@ from wellnormed.data.characters import CharacterText
 def line(monkeypatch):
     """A line, which stands for all of Shakespeare."""
     text = CharacterText("To be, or not to be, that is the question:\n" * 20, "a line")
-    for module in (_gpt, _lt_transformer, _nanogpt, _shakespeare):
+    for module in (_gpt, _nanogpt, _shakespeare):
         monkeypatch.setattr(module, "shakespeare", lambda: text)
     monkeypatch.setattr(corpus, "load_shakespeare", lambda source: text)
     return text

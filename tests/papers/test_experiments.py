@@ -134,20 +134,21 @@ def test_every_method_gives_results_as_they_are_in_the_committed_rows(name, tmp_
         chunk = [cell]
         if experiment.together and experiment.together(cell) == experiment.together(replace(cell, seed=cell.seed + 1)):
             chunk.append(replace(cell, seed=cell.seed + 1))
-        settings = Settings(experiment.run, experiment.data, "a command", "cpu", 1, kept)
+        together = experiment.together is not None
+        settings = Settings(experiment.run, together, experiment.data, "a command", "cpu", 1, kept)
         rows = json.loads(json.dumps(run_chunk(tuple(chunk), settings), allow_nan=False))
         assert all(any(known <= row["results"].keys() for known in fields) for row in rows)
     if name not in TIMED:  # the last cells give the same results again
-        again = json.loads(json.dumps(experiment.run(chunk, torch.device("cpu"), *settings.folder(chunk))))
-        assert again == [row["results"] for row in rows]
+        again = json.loads(json.dumps(run_chunk(tuple(chunk), settings)))
+        assert [row["results"] for row in again] == [row["results"] for row in rows]
 
 
 def test_the_caps_of_the_released_code_are_judged_and_this_package_s_are_measured():
     experiment = load("cifar-tradeoff")
     cells = [cell for cell in experiment.cells("paper") if cell.method.startswith("soft cap")]
     assert [cell.released for cell in cells] == [False, False, True, True, True]
-    results = experiment.run([shrunk("cifar-tradeoff", cell) for cell in cells], torch.device("cpu"))
-    rows = [{"config": vars(cell), "results": found} for cell, found in zip(cells, results, strict=True)]
+    device = torch.device("cpu")
+    rows = [{"config": vars(cell), "results": experiment.run(shrunk("cifar-tradeoff", cell), device)} for cell in cells]
     found = [(line.published, line.runs, line.verdict) for line in experiment.verdicts(rows, "paper")]
     # the three seeds that begin and go on as in LT's code replace the run that does not
     assert found == [("-", 1, "measured"), ("1.185, 0.588, 115.3 (log)", 3, "not reached")]

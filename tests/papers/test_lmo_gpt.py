@@ -165,8 +165,7 @@ def test_cells_of_the_paper_start(experiment, tokens, tmp_path, quick_ends):
     cells = {cell.method: cell for cell in experiment.cells("paper")}
     for number, cell in enumerate(cells.values()):
         folder = [tmp_path / f"cell-{number}"] * experiment.EXPERIMENT.keeps
-        (result,) = experiment.run([tiny(cell, 1)], CPU, *folder)
-        assert result["loss"] is not None
+        assert experiment.run(tiny(cell, 1), CPU, *folder)["loss"] is not None
 
 
 def test_a_large_model_is_judged_at_the_rate_of_the_small_one():

@@ -53,16 +53,16 @@ def test_a_stopped_cell_ends_with_the_numbers_of_one_that_was_not(cell, letters,
     monkeypatch.setattr(nanogpt_table1, "corpus_of", lambda size: letters)
     monkeypatch.setattr(_tokens, "certificate_of", lambda *_: "not certified")
     run = nanogpt_table1.run if cell is TOKENS else shakespeare_best.run
-    (expected,) = run([cell], CPU, tmp_path / "whole")
+    expected = run(cell, CPU, tmp_path / "whole")
     assert not (tmp_path / "whole").exists()  # a run of less than EVERY seconds leaves nothing
     monkeypatch.setattr(_resumed, "EVERY", 0.0)
     with monkeypatch.context() as patch:
         stopped_after(4, patch)
         with pytest.raises(KeyboardInterrupt):
-            run([cell], CPU, tmp_path)
+            run(cell, CPU, tmp_path)
     torch.manual_seed(1234)  # another process draws other numbers
     counted, advance = [], Task.advance
     monkeypatch.setattr(Task, "advance", lambda task: counted.append(task.step) or advance(task))
-    (found,) = run([cell], CPU, tmp_path)
+    found = run(cell, CPU, tmp_path)
     assert counted == [4, 5]
     assert found == expected

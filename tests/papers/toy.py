@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -20,21 +20,23 @@ class Number:
     seed: int = 0
 
 
-def run(cells, device):
+def run(cell, device):
     if log := os.environ.get("TOY_LOG"):
         with Path(log).open("a") as file:
-            file.writelines(f"{cell.value}\n" for cell in cells)
-    if "TOY_PAUSE" in os.environ and cells[0].value > 5:
+            file.write(f"{cell.value}\n")
+    if "TOY_PAUSE" in os.environ and cell.value > 5:
         time.sleep(600)
-    if os.environ.get("TOY_TROUBLE") == "no data" and cells[0].value > 2:
+    if os.environ.get("TOY_TROUBLE") == "no data" and cell.value > 2:
         raise DataError("numbers.tar.gz could not be downloaded; put it there")
-    if os.environ.get("TOY_TROUBLE"):
-        for cell in cells:
-            if cell.value == FAILS:
-                raise ValueError("thirteen is refused")
-            if cell.value == DIES:
-                os.kill(os.getpid(), signal.SIGKILL)
-    return [{"square": cell.value**2} for cell in cells]
+    if os.environ.get("TOY_TROUBLE") and cell.value == FAILS:
+        raise ValueError("thirteen is refused")
+    if os.environ.get("TOY_TROUBLE") and cell.value == DIES:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"square": cell.value**2}
+
+
+def run_together(cells, device):
+    return [run(cell, device) for cell in cells]
 
 
 def cells(preset):
@@ -58,5 +60,5 @@ def data(cell):
 
 
 EXPERIMENT = Experiment("toy", "no paper", "that numbers have squares", cells, run, figures, verdicts)
-OF_DATA = Experiment("toy", "no paper", "", cells, run, figures, verdicts, data)
-TOGETHER = Experiment("toy", "no paper", "", cells, run, figures, verdicts, together=lambda cell: cell.value > 2)
+OF_DATA = replace(EXPERIMENT, data=data)
+TOGETHER = replace(EXPERIMENT, run=run_together, together=lambda cell: cell.value > 2)
