@@ -78,6 +78,8 @@ class Ledger:
         """Whether operations on vectors put each vector into a separate group."""
         self.executed: Executed | None = None
         """How the rows of the current operation are executed; None if it executes something else than its rows."""
+        self.beside = 0.0
+        """The largest constant of the current operation that its dtype does not hold, so that it is rounded."""
         self.joined = False
         """Whether an operation on vectors has put several of them into one group."""
         self.dtype = torch.float32
@@ -164,7 +166,7 @@ class Ledger:
     def _executed(self, operation: str, roundings: int | None, beside: float = 0.0) -> Executed | None:
         if self.executed is None or operation in _EXACT:
             return None
-        return replace(self.executed, roundings=roundings, beside=beside)
+        return replace(self.executed, roundings=roundings, beside=max(beside, self.beside))
 
     @contextmanager
     def not_executed(self) -> Iterator[None]:
@@ -248,6 +250,7 @@ class Ledger:
         converted = float(torch.tensor(number, dtype=torch.float64).to(self.dtype))
         if math.isinf(converted) and not math.isinf(number):
             raise self.refuse(f"{number:g} is beyond the range of {self.dtype}; write a smaller number")
+        self.beside = max(self.beside, abs(number)) if converted != number else self.beside
         return converted
 
     def computed(

@@ -91,7 +91,7 @@ class Walk(Interpreter):
         for node in nodes:
             self.ledger.where, self.ledger.name = place(node), self._name(node)
             self.ledger.dtype = getattr(node.meta.get("val"), "dtype", torch.float32)
-            self.ledger.executed = self._executed(node)
+            self.ledger.executed, self.ledger.beside = self._executed(node), 0.0
             try:
                 with refusing(self._unforeseen):
                     self.interpret([node], self.values)

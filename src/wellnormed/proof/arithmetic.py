@@ -57,8 +57,8 @@ class Executed:
     """How often each addend of the result is rounded, if the operations that the row stands for round more often than
     the row's own sum or product; 0 for an operation that only selects entries."""
     beside: float = 0.0
-    """The largest size of other addends of an entry, rounded as often, that cancel: as where the program computes the
-    shift of a batch normalization from a bias and a mean."""
+    """The largest size of other numbers that are rounded as often, and once at least: constants that the dtype does not
+    hold, or addends that cancel, as where the program computes the shift of a batch normalization."""
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ def _rounded(x: Value, count: int, dtype: Dtype, beside: Decimal = ZERO) -> Valu
         error = term.error * (ONE + rate) + rate * factor
         size += (factor + error) * (base.reach if isinstance(base, Base) else _most(base))
         terms.append(replace(term, error=error))
-    floor = x.floor * (ONE + first) + count * form.floor + first * beside
+    floor = x.floor * (ONE + first) + (count + bool(beside)) * form.floor + most * beside
     return replace(x, terms=tuple(terms), floor=floor, fault=_HERE * (size + floor > form.largest), gathered={})
 
 

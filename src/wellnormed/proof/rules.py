@@ -142,6 +142,8 @@ def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = 
         row.require_held(8 * (x.largest + x.error))
         own = row.rate(1, of_sums=True) * own + UNDERFLOW * FORMATS[row.format.sums].floor * count
         error = row.stored(radius, error + own, row.entries())
+    if row.executed and row.executed.beside:  # a limit is rounded
+        error = error + (row.rate(1) * Decimal(abs(row.executed.beside)) + row.format.floor) * count
     return Bounds(radius, shape.slope * x.gain, largest, error)
 
 

@@ -186,7 +186,10 @@ def _converted(ledger: Ledger, source: Stored) -> Stored:
     if source.tensor.dtype == ledger.dtype:
         return source
     ledger.require_known(source)
-    return ledger.computed(f"{ledger.name}.written", source.tensor.to(ledger.dtype))
+    converted = source.tensor.to(ledger.dtype)
+    rounded = converted.double() != source.tensor.double()
+    ledger.beside = max(ledger.beside, float(source.tensor.double().abs().where(rounded, 0.0).max()))
+    return ledger.computed(f"{ledger.name}.written", converted)
 
 
 def written(ledger: Ledger, source: Value | Stored | float) -> Value:
