@@ -258,8 +258,8 @@ class Attack:
         search = _Search(self.function, self.radius, 3, self.generator)
         found = self._best(search)
         lower = search.measure(search.wander(found, 4))
-        if lower.value * (1 - ROUNDING) > bound:
-            self.measurement.violations.append(f"the result's gain {lower.value} exceeds {bound}")
+        if lower.rms_value * (1 - ROUNDING) > bound:
+            self.measurement.violations.append(f"the result's gain {lower.rms_value} exceeds {bound}")
         self.look(found.x, found.direction, "at the largest gain")
         target = self._inner()
         if target is not None:
@@ -272,7 +272,7 @@ class Attack:
         self.stretch(self.function, found.x)
         for start in self._starts():
             self.look(start, self._direction(), "at random")
-        return lower.value / bound if bound else 1.0
+        return lower.rms_value / bound if bound else 1.0
 
     def _best(self, search: _Search) -> _Tangent:
         """By ascent from the sphere, and by the power method near zero, where normalisation is steepest."""
