@@ -115,6 +115,7 @@ def test_a_radius_is_refused_where_a_sum_may_overflow():
         ({"logits": torch.zeros(())}, "5 entries"),
         ({"logits": torch.zeros(2, 5, dtype=torch.long)}, "floats"),
         ({"logits": torch.tensor([[0.0, 1.0, math.nan, 0.0, 0.0]])}, "not finite"),
+        ({"logits": torch.zeros(2, 5, dtype=torch.bfloat16)}, "rounded after the program"),
         ({"std": 0.0}, "std"),
         ({"std": []}, "std"),
         ({"std": [0.1, math.nan]}, "std"),

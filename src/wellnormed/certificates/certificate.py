@@ -141,7 +141,7 @@ class Certificate:
         0. The radius does not say whether the class is correct.
 
         Args:
-            logits: Results of the certified model, `(..., classes)`.
+            logits: Results of the certified program, `(..., classes)`, in its dtype or a wider one.
             std: The number by which the pixels were divided *before* the model, or one for each channel: the radius is
                 then in pixels of the channel with the smallest. A model whose first operation standardises its input
                 needs none, and its radius is larger.
@@ -151,8 +151,8 @@ class Certificate:
             inputs, of a group of each.
 
         Raises:
-            ValueError: The logits have another shape than the model's, or are not finite; std is not positive; or
-                the rounding errors have no bound, and `certify` was not asked for `arithmetic="real"`.
+            ValueError: The logits have another shape or fewer digits than the program's, or are not finite; std is not
+                positive; or the rounding errors have no bound, and `certify` was not asked for `arithmetic="real"`.
 
         Example:
             >>> import torch, wellnormed as wn
@@ -172,11 +172,12 @@ class Certificate:
         executions of the program, in the arithmetic that the certificate states, change the difference of two logits.
 
         Args:
-            logits: Results of the certified program, `(..., classes)`, executed on inputs of the domain.
+            logits: Results of the certified program, `(..., classes)`, executed on inputs of the domain, in its dtype
+                or a wider one.
 
         Raises:
-            ValueError: The logits have another shape than the model's, or are not finite; or the rounding errors have
-                no bound.
+            ValueError: The logits have another shape or fewer digits than the program's, or are not finite; or the
+                rounding errors have no bound.
 
         Example:
             >>> import torch, wellnormed as wn

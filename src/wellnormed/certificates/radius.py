@@ -9,6 +9,7 @@ from torch import Tensor
 
 from wellnormed.certificates import printing
 from wellnormed.certificates.sizes import greatest
+from wellnormed.proof.arithmetic import FORMATS
 from wellnormed.proof.decimals import float_up, root, rounding_up
 
 if TYPE_CHECKING:
@@ -54,10 +55,22 @@ def _gap(caller: str, certificate: "Certificate", logits: Tensor) -> Tensor:
             f"{caller}: logits of shape {tuple(logits.shape)} and {logits.dtype} must be floats, of which the "
             f"last axis has the {classes} entries of the certified result, at least 2"
         )
+    if certificate.execution is not None and torch.finfo(logits.dtype).eps > 2 * _unit_of_the_result(certificate):
+        raise ValueError(
+            f"{caller}: logits of {logits.dtype} were rounded after the program that the certificate is of; pass what "
+            "the program returns, or certify the program that converts it"
+        )
     if not bool(torch.isfinite(logits).all()):
         raise ValueError(f"{caller}: logits have entries that are not finite; no prediction follows from them")
     first, second = logits.detach().double().topk(2, dim=-1).values.unbind(-1)
     return first - second
+
+
+def _unit_of_the_result(certificate: "Certificate") -> float:
+    """The largest relative error of one rounding in the dtype of the program's result."""
+    dtypes = (row.constants["dtype"] if row.operation == "rounding" else row.executed and row.executed.dtype
+              for row in reversed(certificate.rows))  # fmt: skip
+    return float(FORMATS[next(filter(None, dtypes), "bfloat16")].unit)
 
 
 def _slope_of_a_gap(certificate: "Certificate") -> float:
