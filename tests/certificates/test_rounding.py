@@ -64,7 +64,7 @@ class Reordered(TorchDispatchMode):
         if func is aten.mm.default:
             return self._product(*args)
         if func is aten.addmm.default:
-            return self._product(args[1], args[2], args[0])
+            return self._product(args[1] * (kwargs or {}).get("alpha", 1), args[2], args[0])
         if func is aten.bmm.default:
             return torch.stack([self._product(a, b) for a, b in zip(*args, strict=True)])
         if func is aten.convolution.default and not args[6] and args[8] == 1 and args[1].ndim == 4:
@@ -121,6 +121,12 @@ def norms(self: Any, x: Tensor) -> Tensor:
     return self.last(F.rms_norm(self.norm(self.first(x)), (12,), self.gain)) + F.normalize(x, dim=-1, eps=0.1)
 
 
+def convex(self: Any, x: Tensor) -> Tensor:
+    for layer, factor in ((self.map0, 0.1), (self.map1, 0.2)):
+        x = x - factor * (layer(x).relu() @ layer.weight)
+    return torch.addmm(x, self.map2(x).relu(), self.map2.weight, alpha=-0.1)
+
+
 def model(name: str) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     linear = nn.Linear
@@ -131,6 +137,9 @@ def model(name: str) -> tuple[nn.Module, Tensor]:
         return Function(norms, **layers, gain=torch.rand(12)), torch.randn(2, 6)
     if name == "means":
         return Function(lambda self, x: x.mean((1, 2)) + x.sum((1, 2)) / 3), torch.randn(2, 8, 6)
+    if name == "convex":
+        steps = {f"map{i}": linear(6, 12) for i in range(3)}
+        return Function(convex, **steps), torch.randn(2, 6)
     if name == "cancelled":
         return Function(lambda self, x: (x * 3 + self.shift) - self.shift - 3 * x, shift=1e4 * torch.rand(6)), (
             torch.randn(2, 6)
@@ -142,12 +151,12 @@ def model(name: str) -> tuple[nn.Module, Tensor]:
     return module, x
 
 
-LEAST = {"wide": 1e-3, "mlp": 5e-3, "cancelled": 0.05, "means": 1e-2}
+LEAST = {"wide": 1e-3, "mlp": 5e-3, "cancelled": 0.05, "means": 1e-2, "convex": 2e-3}
 """Name -> the least share of the certified error that is found."""
 NAMES = (
     "wide", "mlp", "norms", "means", "cancelled", "network", "attention", "attention with biases", "gpt", "rotary gpt",
     "encoder", "lstm", "moves", "convolutions", "transposed convolution", "convolution of tokens", "mixing", "gates",
-    "activations", "rounded",
+    "activations", "rounded", "potential gpt", "convex",
 )  # fmt: skip
 
 
@@ -178,6 +187,8 @@ def test_a_stated_arithmetic_changes_the_error_and_is_in_the_file(tmp_path: Any)
         assert str(certificate.execution) in str(wn.verify(tmp_path / "c.json", module.state_dict()))
     with pytest.raises(ValueError, match="this machine adds to one of them"):
         wn.certify(module, x, arithmetic=Arithmetic(lanes=300))
+    with pytest.raises(ValueError, match="addends of sub would meet"):  # by the second of its two products
+        wn.certify(wn.nn.ConvexPotential(2, 400), x[:, :2], arithmetic=Arithmetic(lanes=400))
     with pytest.raises(ValueError, match="must be an Arithmetic"):
         wn.certify(module, x, arithmetic="float32")  # type: ignore[arg-type]
 

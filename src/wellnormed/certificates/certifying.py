@@ -153,7 +153,8 @@ def certify(
         program = capture(model, example_of(model, example, "certify"), output, domain=domain, accept=bound)
         comparison = program.comparison
     if execution is not None and execution.lanes:
-        require_lanes(list(walks[-1].ledger.proof.rows.values()), execution)
+        proof = walks[-1].ledger.proof
+        require_lanes(proof.rows.values(), execution, proof.shape_of)
     return certificate_of(walks[-1], program, comparison)
 
 

@@ -80,8 +80,9 @@ _POTENTIAL = op("sub", X, (*_back((mul(_HIDDEN, _FACTOR), _HIDDEN)), mul(_back(_
 _FUSED_POTENTIAL = op("addmm.default", X, _HIDDEN, _WEIGHT, alpha=Number("minus_factor"))
 
 
-def _bias(f: Mapping[str, Any]) -> Any:
-    return next(iter(f.get("bias", [])), None)
+def _convex(ledger: Ledger, f: Mapping[str, Any]) -> Value:
+    factor = f["factor"] if "factor" in f else -f.get("minus_factor", -1.0)
+    return convex_potential(ledger, f["x"], f["weight"], next(iter(f.get("bias", [])), None), factor)
 
 
 def _by_mean_square(ledger: Ledger, f: Mapping[str, Any]) -> Value:
@@ -139,8 +140,7 @@ PATTERNS: list[tuple[Any, Lowering]] = [
     (_gated(_TANH), Stated(lambda ledger, f: apply(ledger, "gelu_tanh", f["x"]), False)),
     (_gated(_ERF), Stated(lambda ledger, f: apply(ledger, "gelu", f["x"]), False)),
     (mul(X, _SIGMOID), lambda ledger, f: apply(ledger, "silu", f["x"])),
-    (_POTENTIAL, lambda ledger, f: convex_potential(ledger, f["x"], f["weight"], _bias(f), f.get("factor", 1.0))),
-    (_FUSED_POTENTIAL, lambda ledger, f: convex_potential(ledger, f["x"], f["weight"], _bias(f), -f["minus_factor"])),
+    ((_POTENTIAL, _FUSED_POTENTIAL), Stated(_convex, False)),
 ]
 """Patterns, each with the function that bounds it. It takes the bindings of a match, with values and stored tensors
 instead of nodes."""

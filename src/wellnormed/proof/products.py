@@ -153,7 +153,12 @@ def convolution(
 
 
 def convex_potential(row: Inference, *, factor: float) -> Bounds:
-    """`x - f A^T relu(A x + b)`: the Jacobian `I - f A^T D A` has eigenvalues between 1 and `1 - f |A|^2`."""
+    """`x - f A^T relu(A x + b)`: the Jacobian `I - f A^T D A` has eigenvalues between 1 and `1 - f |A|^2`.
+
+    With the relative error g, an entry of `A x + b` errs by `g (a + |b|)`, where a is the sum of the products' absolute
+    values. Where neither the executed nor the real entry is positive, the error ends in the ReLU. Elsewhere a negative
+    b has `|b| <= a (1 + g) / (1 - g)`, so the error is at most `g (2 a / (1 - g) + max(b, 0))`, but for underflows.
+    """
     row.keeps_shape(claims=(1, 2))
     (x,), entries, strength = row.bounds, row.shape[-1], abs(Decimal(factor))
     claim = row.claim(0, "spectral", parts=1, transposed=False)
@@ -161,10 +166,20 @@ def convex_potential(row: Inference, *, factor: float) -> Bounds:
     row.groups(len(row.shape) - 1)
     require(len(shape) == 2 and shape[1] == entries, f"its weight is no matrix of {entries} columns")
     norm, (shift,) = Decimal(claim.values[0]), bias_of(row, "positive_norm", shape[0])
-    squared = strength * norm * norm
+    squared, bias = strength * norm * norm, shift * root(vectors)
     slope = max(ONE, squared - ONE) if factor >= 0 else ONE + squared
-    radius = slope * x.radius + strength * norm * shift * root(vectors)
-    return Bounds(radius, slope * x.gain, radius, radius * row.without_error())
+    radius = slope * x.radius + strength * norm * bias
+    (absolute,), size, hidden = row.absolute(claim.tensors[0]), x.radius + x.error, shape[0]
+    share = row.of_sum(entries + 1, products=True)
+    if 2 * share > ONE or row.format.sums != (row.executed and row.executed.dtype):  # 16 bits would round in between
+        row.without_error()
+    first = row.summed(entries + 1, (TWO + 4 * share) * absolute * size + bias, 4 * hidden * vectors)
+    read = norm * size + bias + first
+    row.require_held(max(ONE, strength) * max(ONE, absolute) * read + size)
+    sums, others = row.of_sum(hidden + 1, products=True), row.rate(4)  # f, two products with it, and the difference
+    floors = (hidden + 4) * (ONE + strength) * root(row.entries()) + absolute * root(hidden * vectors)
+    last = (sums + others + sums * others) * (size + strength * absolute * read) + 4 * row.format.floor * floors
+    return Bounds(radius, slope * x.gain, radius, slope * x.error + strength * norm * first + last)
 
 
 def margin(row: Inference, *, factor: float) -> Bounds:
