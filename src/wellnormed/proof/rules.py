@@ -75,7 +75,6 @@ def _contraction(row: Inference, *, growth: float = 1.0) -> Bounds:
     row.only(1)
     row.groups()
     (x,) = row.inputs
-    require(len(x.shape) == len(row.shape), "its result has another number of axes")
     pairs = list(zip(x.shape, row.shape, strict=True))
     require(all(a == b or (i in row.axes and b == 1) for i, (a, b) in enumerate(pairs)), "its groups are not kept")
     require(growth >= 1, "its growth is less than 1")

@@ -213,7 +213,7 @@ def margin(ledger: Ledger, logits: Value) -> Value:
     claims = [ledger.prove("row_difference", ledger.used[weight], **settings)]
     claims += [ledger.prove("max_abs", ledger.used[name]) for bias in linear.claims[1:] for name in bias.tensors]
     factor = 1.0 if term.factor is None else abs(term.factor).item() * (1 + 4 * UNIT * (term.roundings + 1))
-    if not term.error:  # the logits are what the map computes
+    if not (term.error or logits.floor):  # the logits are what the map computes
         ledger.executed = linear.executed
     return ledger.derive("margin", [(x, [-1])], shape=(*x.shape[:-1], 1), constants={"factor": factor}, claims=claims)
 

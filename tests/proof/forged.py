@@ -1,0 +1,986 @@
+"""Small valid documents, and forgeries of them: each differs in one place, and one check alone refuses it.
+
+`HONEST` has rows and tensors; `bounds.json` has what follows from them. A forgery is the name of a document and what
+stands elsewhere in it: a path such as `y.claims.0.measure` with the new content. With the one check dropped, it passes.
+"""
+
+import copy
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from wellnormed.proof import Bounds, Proof, Report, check
+from wellnormed.proof.arithmetic import Arithmetic
+from wellnormed.proof.check import conclude
+from wellnormed.proof.decimals import decimals, root_down, rounding_up
+from wellnormed.proof.promises import Parts, Promise
+from wellnormed.proof.reading import read
+from wellnormed.proof.rows import Document, read_row
+
+Fields = dict[str, Any]
+BOUNDS_FILE = Path(__file__).with_name("bounds.json")
+"""Name of a result -> its digits; `python -m tests.proof.forged` writes it."""
+MOVES = ("pick", "times", "add", "constant", "idle_ball", "rounding")
+
+
+def row(name: str, operation: str, inputs: str, shape: Sequence[int], *claims: Fields, **constants: Any) -> Fields:
+    """A row as JSON; groups extend along the last axis of a primitive and its inputs, or along `axes` and `reads`."""
+    names, move = inputs.split(), operation in MOVES
+    axes = constants.pop("axes", [] if move else [len(shape) - 1])
+    reads = constants.pop("reads", [] if move else [axes] * len(names))
+    fields = {"name": name, "operation": operation, "inputs": names, "shape": list(shape), "constants": constants}
+    executed = constants.pop("executed", {"dtype": "float32"})
+    stated = {"executed": executed} | dict.fromkeys(Bounds._fields)
+    return {**fields, "claims": list(claims), "reads": reads, "axes": axes, **stated}
+
+
+def start(name: str, *shape: int, **constants: Any) -> Fields:
+    claims, constants = constants.pop("claims", ()), {"dtype": "float32", "radius": 1.0} | constants
+    return row(name, "input", "", shape, *claims, **{k: each for k, each in constants.items() if each is not None})
+
+
+def end(of: str, *shape: int, **constants: Any) -> Fields:
+    return row("out", "output", of, shape, **constants)
+
+
+def claim(measure: str, tensors: str, *values: float, **settings: Any) -> Fields:
+    """A claim of an eighth more than the true values, which are given."""
+    return {
+        "measure": measure,
+        "tensors": tensors.split(),
+        "values": [1.125 * v for v in values],
+        "constants": settings,
+    }
+
+
+def linear(name: str, of: str, weight: str, size: float, *shape: int, **constants: Any) -> Fields:
+    return row(name, "linear", of, shape, claim("spectral", weight, size), **{"parts": 1} | constants)
+
+
+def stated(*values: Any, shape: Sequence[int] = (1, 1)) -> Fields:
+    """Bounds of a row, in digits."""
+    return {"shape": list(shape), "values": list(map(str, values))}
+
+
+def stating(name: str, *values: Any, shape: Sequence[int] = (1, 1), **others: Fields) -> Fields:
+    """Changes with which a row states all bounds: the same digits for each, or others."""
+    return {f"{name}.{what}": others.get(what, stated(*values, shape=shape)) for what in Bounds._fields}
+
+
+def promised(shape: tuple[int, ...], *parts: Any, tensor: np.ndarray | None = None) -> Proof:
+    """A proof with a promise for `w`; its parts have a shape, a size, an offset and tables. A tensor is used before."""
+    proof = Proof({} if tensor is None else {"w": tensor})
+    if tensor is not None:
+        proof.tensor("w")
+    parts = parts or (((1, shape[0], int(np.prod(shape[1:]))), 2.0, 0, (0, int(np.prod(shape[1:])), 1)),)
+    proof.promise(Promise("w", shape, tuple(Parts(*each) for each in parts)))
+    return proof
+
+
+def packed(tensors: dict[str, Any], content: bytes) -> bytes:
+    """A safetensors file: name -> dtype, shape and ends, or text."""
+    keys = ("dtype", "shape", "data_offsets")
+    header = {name: x if isinstance(x, str) else dict(zip(keys, x, strict=True)) for name, x in tensors.items()}
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + content
+
+
+I2, I4, W = np.eye(2), np.eye(4), np.array([[1.0, 1.0], [-1.0, 1.0]])
+ORDER = [0, 2, 4, 1]
+"""The tables that take heads of width 2 from tokens of 4 entries."""
+QKV = [linear(each, "x", f"w{each}", 2, 1, 3, 4) for each in "qkv"]
+HEADS = [row(f"{each}h", "pick", each, (1, 2, 3, 2), offset=0, tables=[0, 2, 4, 1]) for each in "qkv"]
+ATTENTION = row(
+    "a", "attention", "qh kh vh x", (1, 2, 3, 2), claim("spectral", "wk", 2, 2, parts=2),
+    claim("spectral", "wv", 2, 2, parts=2), claim("product", "wq wk", 4, 4, pairs=[[0, 0], [1, 1]], parts=[2, 2],
+    transposed=[False, False]), reads=[[3], [3], [3], [2]], axes=[3], scale=0.5,
+)  # fmt: skip
+TABLE = [claim("row_norm", "table", 2.0), claim("diameter", "table", 4.0)]
+
+HONEST: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
+    "mlp": (
+        [
+            start("x", 1, 4),
+            row("y", "linear", "x", (1, 2), claim("spectral", "w", 1.5), claim("group_norm", "b", 5), parts=1),
+            row("z", "elementwise", "y", (1, 2), function="relu"),
+            end("z", 1, 2),
+        ],
+        {"w": I4[:2], "b": np.array([3.0, 4.0])},
+    ),
+    "margin": (
+        [
+            start("x", 1, 4),
+            row("y", "linear", "x", (1, 2), claim("spectral", "w", 1), claim("group_norm", "b", 5), parts=1),
+            row("m", "margin", "x", (1, 1), claim("row_difference", "w", 1.5), claim("max_abs", "b", 4), factor=0.5),
+            row("t", "times", "y", (1, 2), factor=0.5, executed=None),
+            end("t", 1, 2),
+        ],
+        {"w": I4[:2], "b": np.array([3.0, 4.0]), "v": 9 * I4[:2], "c": np.array([0.5, 0.1]), "u": I4[:1]},
+    ),
+    "heads": (
+        [
+            start("x", 1, 3, 4),
+            row("y", "linear", "x", (1, 3, 4), claim("spectral", "w", 3), claim("group_norm", "b", 4), parts=1),
+            row("y/2", "linear", "x", (1, 3, 2, 2), claim("spectral", "w", 1, 3, parts=2),
+                claim("group_norm", "b", 1, 3, parts=2), reads=[[2]], axes=[3], parts=2),
+            end("y/2", 1, 3, 2, 2),
+        ],
+        {"w": np.diag([1.0, 1, 3, 3]), "b": np.array([1.0, 0, 0, 3]), "tall": np.eye(6, 4), "c": np.zeros(6)},
+    ),
+    "cut": (
+        [
+            start("x", 1, 4),
+            linear("y", "x", "w", 3, 1, 4),
+            row("y/2", "linear", "x", (1, 2, 2), claim("spectral", "w", 1, 3, parts=2), reads=[[1]], axes=[2], parts=2),
+            row("p", "pick", "y", (1, 2), offset=0, tables=[0, 1]),
+            end("p", 1, 2),
+        ],
+        {"w": np.diag([1.0, 1, 3, 3]), "tiny": 1e-6 * I4},
+    ),
+    "attention": (
+        [start("x", 1, 3, 4), *QKV, *HEADS, ATTENTION, end("a", 1, 2, 3, 2)],
+        {"wq": 2 * I4, "wk": 2 * I4, "wv": 2 * I4, "tiny": 1e-6 * I4, "b": np.full(4, 5.0)},
+    ),
+    "embedding": (
+        [start("x", 1, 3, 2, claims=TABLE, radius=2.0), end("x", 1, 3, 2)],
+        {"table": np.array([[2.0, 0], [0, 1], [0, -2]]), "far": np.array([[9.0, 0], [0, 9]]), "wide": np.eye(3)},
+    ),
+    "embedding in a box": (
+        [
+            start("x", 1, 3, 2, claims=[claim("max_abs", "table", 2.0), TABLE[1]], radius=None, low=-2.5, high=2.5),
+            end("x", 1, 3, 2),
+        ],
+        {"table": np.array([[2.0, 0], [0, 1], [0, -2]])},
+    ),
+    "convolution": (
+        [
+            start("x", 1, 2, 6, axes=[1, 2]),
+            row("y", "convolution", "x", (1, 2, 3), claim("convolution", "w", 2, size=[6], stride=[2], dilation=[1],
+                groups=1), claim("group_norm", "b", 5), axes=[1, 2], stride=[2], dilation=[1], groups=1),
+            end("y", 1, 2, 3, axes=[1, 2]),
+        ],
+        {"w": np.ones((2, 2, 1)) / 2 * [[[1.0, 0]]], "b": np.array([3.0, 4.0])},
+    ),
+    "circular": (
+        [
+            start("x", 1, 1, 4, axes=[1, 2]),
+            row("y", "convolution", "x", (1, 1, 2), claim("convolution", "w", 2, size=[4], stride=[2], dilation=[1],
+                groups=1), axes=[1, 2], stride=[2], dilation=[1], groups=1, circular=[0]),
+            end("y", 1, 1, 2, axes=[1, 2]),
+        ],
+        {"w": np.ones((1, 1, 3))},
+    ),
+    "adjoint": (
+        [
+            start("x", 1, 2, 3, axes=[1, 2]),
+            row("y", "convolution", "x", (1, 2, 6), claim("convolution", "w", 2, size=[6], stride=[2], dilation=[1],
+                groups=1), axes=[1, 2], stride=[2], dilation=[1], groups=1, adjoint=True),
+            end("y", 1, 2, 6, axes=[1, 2]),
+        ],
+        {"w": np.ones((2, 2, 2)) / 2, "b": np.array([3.0, 4.0]), "zero": np.zeros(2)},
+    ),
+    "pixels": (
+        [
+            start("x", 1, 2, 4, axes=[1]),
+            row("y", "convolution", "x", (1, 2, 3), claim("taps", "w", 3, groups=2), axes=[1], stride=[1],
+                dilation=[1], groups=2),
+            end("y", 1, 2, 3, axes=[1]),
+        ],
+        {"w": np.ones((2, 1, 2))},
+    ),
+    "average of tokens": (
+        [
+            start("x", 1, 3, 2),
+            row("y", "average", "x", (1, 4, 2), claim("row_sum", "p", 3.5, parts=1), axes=[2], parts=[1]),
+            end("y", 1, 4, 2),
+        ],
+        {"p": np.ones((4, 3)), "heads": np.ones((2, 4, 3)), "small": np.ones((2, 2, 3)) / 100},
+    ),
+    "average of sequences": (
+        [
+            start("x", 2, 3, 2, axes=[1, 2]),
+            row("y", "average", "x", (2, 4, 2), claim("spectral", "p", 3.5, 4, parts=2), axes=[1, 2], parts=[2]),
+            end("y", 2, 4, 2, axes=[1, 2]),
+        ],
+        {"p": np.ones((8, 3))},
+    ),
+    "matrix product": (
+        [
+            start("x", 1, 3, 2),
+            row("t", "pick", "x", (1, 2, 3), offset=0, tables=[0, 1, 2]),
+            row("y", "matrix_product", "x t", (1, 3, 3), reads=[[2], [1, 2]], axes=[2]),
+            end("y", 1, 3, 3),
+        ],
+        {},
+    ),
+    "coupled": (
+        [
+            start("x", 1, 2),
+            row("s", "elementwise", "x", (1, 2), function="tanh"),
+            row("t", "elementwise", "x", (1, 2), function="tanh"),
+            row("p", "product", "s t", (1, 2)),
+            end("p", 1, 2),
+        ],
+        {},
+    ),
+    "potential": (
+        [
+            start("x", 1, 4),
+            row("y", "convex_potential", "x", (1, 4), claim("spectral", "w", 2), claim("positive_norm", "b", 3),
+                factor=1.0),
+            end("y", 1, 4),
+        ],
+        {"w": 2 * I4[:2], "b": np.array([3.0, -4.0])},
+    ),
+    "rules": (
+        [
+            start("x", 2, 3, 4),
+            row("r", "normalization", "x", (2, 3, 4), eps=0.25, over=[2]),
+            row("b", "ball", "r", (2, 3, 4), scale=9.0, over=[2]),
+            row("u", "unit", "b", (2, 3, 4), eps=2.0, over=[2]),
+            row("s", "shift", "u", (2, 3, 4), claim("row_norm", "v", 5), over=[2]),
+            row("e", "shift", "s", (2, 3, 4), claim("max_abs", "v", 4)),
+            row("c", "scaling", "e", (2, 3, 4), claim("max_abs", "v", 4)),
+            row("l", "log_softmax", "c", (2, 3, 4), over=2),
+            row("q", "softmax", "l", (2, 3, 4), over=2),
+            row("m", "mixture", "l q b", (2, 3, 4)),
+            row("k", "contraction", "m", (2, 3, 1), axes=[2], growth=2.0),
+            end("k", 2, 3, 1),
+        ],
+        {"v": np.array([3.0, 4.0, 0, 0]), "w": np.array([3.0, 4.0])},
+    ),
+    "moves": (
+        [
+            start("x", 1, 2, 2),
+            row("c", "constant", "", (2, 2), tensor="c"),
+            row("d", "times", "x", (1, 2, 2), divisor=3.0),
+            row("p", "pick", "d", (1, 2, 2), positions="turn"),
+            row("r", "rounding", "p", (1, 2, 2), dtype="bfloat16"),
+            row("s", "add", "r c x d", (1, 2, 2)),
+            row("i", "idle_ball", "x", (1, 2, 2), scale=0.5, over=[2]),
+            row("j", "add", "i s", (1, 2, 2)),
+            end("j", 1, 2, 2),
+        ],
+        {"c": np.array([[3.0, 4], [0, 12]]), "turn": np.array([[[3, 2], [1, -1]]]),
+        "int32": np.array([[[0, 2], [1, 3]]],
+            np.int32), "f": np.array([0.5, 2.0]), "zero": np.array([0.0, 1.0]), "flat": np.arange(4)},
+    ),
+    "slope": (
+        [
+            start("x", 1, 2),
+            linear("h", "x", "w", 2, 1, 2),
+            row("z", "elementwise", "h", (1, 2), claim("max_abs", "s", 0.25), function="leaky_relu", numbers=[0.3]),
+            linear("y", "z", "w", 2, 1, 2),
+            row("j", "lipsdp", "y x", (1, 2), multipliers=["d"], bound=2.9),
+            end("j", 1, 2),
+        ],
+        {"w": W, "s": np.array([-0.25, 0.25]), "steep": np.array([9.0]), "d": np.full(2, 2.0), "one": np.ones(1)},
+    ),
+    "residual": (
+        [start("x", 1, 4), linear("y", "x", "w", 1, 1, 4), row("s", "add", "x y", (1, 4)), end("s", 1, 4)],
+        {"w": I4, "v": np.ones(4)},
+    ),
+    "two inputs": (
+        [start("x", 1, 2), start("u", 2, 2, axes=[0, 1]), row("s", "add", "x u", (2, 2)), end("s", 2, 2)], {},
+    ),
+    "clamp": (
+        [start("x", 1, 4), row("y", "elementwise", "x", (1, 4), function="clamp", numbers=[-1.0, 1.0]), end("y", 1, 4)],
+        {},
+    ),
+    "promised": (
+        [start("x", 1, 3), linear("y", "x", "w", 2.1, 1, 4), end("y", 1, 4)],
+        {"promises": [{"name": "w", "shape": [4, 3], "parts": [{"shape": [1, 4, 3], "size": 2.0, "offset": 0,
+            "tables": [0, 3, 1]}]}]},
+    ),
+}  # fmt: skip
+
+
+BOUNDS = [("3", "5", "2", "1E-3"), ("7", "11", "6", "1E-4"), ("13", "19", "12", "1E-5")]
+"""Radius, gain, largest entry and error of the inputs of the next rows, which state more than follows."""
+
+
+def alone(operation: str, shapes: Sequence[Sequence[int]], *claims: Fields, **constants: Any) -> list[Fields]:
+    """A row between inputs of the first shapes and the output of the last one."""
+    *inputs, shape = shapes
+    axes, rows = constants.get("axes", [len(shape) - 1]), []
+    reads = constants.setdefault("reads", [constants.setdefault("axes", axes)] * len(inputs))
+    for i, (each, along) in enumerate(zip(inputs, reads, strict=True)):
+        ones = [1] * len(each)
+        bounds = {what: stated(x, shape=ones) for what, x in zip(Bounds._fields, BOUNDS[i], strict=True)}
+        rows.append({**start(f"x{i}", *each, axes=along, radius=0.5), **bounds})
+    names = " ".join(row["name"] for row in rows)
+    return [*rows, row("y", operation, names, shape, *claims, **constants), end("y", *shape, axes=axes)]
+
+
+V = [[1, 4], [1, 4]]
+AS = np.array([3.0, 4.0, 0, 0])
+T3, T4 = {"p": np.ones((4, 3)), "q": np.ones((8, 3))}, {"v": AS, "w": 2 * I4, "b": np.array([-1.0, 2, -2, 4])}
+ROWS: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
+    "contraction": (alone("contraction", V), {}),
+    "contraction that grows": (alone("contraction", V, growth=1.25), {}),
+    "scaling": (alone("scaling", V, claim("max_abs", "v", 4)), T4),
+    "shift": (alone("shift", V, claim("max_abs", "v", 4)), T4),
+    "shift of vectors": (alone("shift", [[1, 2, 4]] * 2, claim("row_norm", "v", 5), over=[2], axes=[1, 2]), T4),
+    "normalization": (alone("normalization", V, eps=0.25, over=[1]), {}),
+    "normalization of large vectors": (alone("normalization", [[1, 2, 3]] * 2, eps=7.0, over=[2], axes=[1, 2]), {}),
+    "flat normalization": (alone("normalization", [[1, 2, 3]] * 2, eps=7e-2, over=[2], axes=[1, 2]), {}),
+    "ball": (alone("ball", [[1, 2, 3]] * 2, scale=7.0, over=[2], axes=[1, 2]), {}),
+    "large ball": (alone("ball", [[1, 2, 3]] * 2, scale=0.07, over=[2], axes=[1, 2]), {}),
+    "unit": (alone("unit", [[1, 2, 3]] * 2, eps=8.0, over=[2], axes=[1, 2]), {}),
+    "unit of large vectors": (alone("unit", [[1, 2, 3]] * 2, eps=0.125, over=[2], axes=[1, 2]), {}),
+    "softmax": (alone("softmax", [[1, 2, 3]] * 2, over=2, axes=[1, 2]), {}),
+    "log_softmax": (alone("log_softmax", [[1, 2, 3]] * 2, over=2, axes=[1, 2]), {}),
+    "log_softmax of one": (alone("log_softmax", [[1, 3, 1]] * 2, over=2, axes=[1, 2]), {}),
+    "mixture": (alone("mixture", [[1, 3]] * 4), {}),
+    "mixture of one entry": (alone("mixture", [[1, 1]] * 4), {}),
+    "product": (alone("product", [[1, 4]] * 3), {}),
+    "tanh": (alone("elementwise", V, function="tanh"), {}),
+    "cos": (alone("elementwise", V, function="cos"), {}),
+    "hardswish": (alone("elementwise", V, function="hardswish"), {}),
+    "sigmoid of many": (alone("elementwise", [[1, 8]] * 2, function="sigmoid"), {}),
+    "elu": (alone("elementwise", V, function="elu", numbers=[3.0, 2.0, 1.5]), {}),
+    "elu of a negative alpha": (alone("elementwise", V, function="elu", numbers=[-3.0, 2.0, 1.5]), {}),
+    "elu of a negative scale": (alone("elementwise", V, function="elu", numbers=[3.0, -2.0, 1.5]), {}),
+    "leaky_relu": (alone("elementwise", V, function="leaky_relu", numbers=[-3.0]), {}),
+    "clamp to a box": (alone("elementwise", V, function="clamp", numbers=[-3.0, 1.0]), {}),
+    "clamp below zero": (alone("elementwise", V, function="clamp", numbers=[-3.0, -1.0]), {}),
+    "clamp to one number": (alone("elementwise", V, function="clamp", numbers=[2.0, 2.0]), {}),
+    "clamp_min": (alone("elementwise", V, function="clamp_min", numbers=[3.0]), {}),
+    "clamp_max": (alone("elementwise", V, function="clamp_max", numbers=[-3.0]), {}),
+    "linear of tokens": (
+        [*alone("linear", [[1, 3, 4]] * 2, claim("spectral", "w", 2), claim("group_norm", "v", 5), axes=[1, 2],
+            parts=1)],
+        T4,
+    ),
+    "transposed": (
+        alone("linear", [[1, 2], [1, 3]], claim("spectral", "w", 2, transposed=True), parts=1), {"w": 2 * np.eye(2, 3)},
+    ),
+    "kernel as a matrix": (alone("linear", [[1, 4], [1, 2]], claim("spectral", "w", 2), parts=1),
+        {"w": 2 * np.eye(2, 4).reshape(2, 2, 2)}),
+    "convolution of three taps": (alone("convolution", [[1, 1, 7], [1, 1, 3]], claim("convolution", "w", 3, size=[7],
+    stride=[2],
+        dilation=[1], groups=1), axes=[1, 2], stride=[2], dilation=[1], groups=1), {"w": np.ones((1, 1, 3))}),
+    "two axes": (alone("convolution", [[1, 1, 2, 3], [1, 1, 2, 3]], claim("convolution", "w", 2, size=[2, 3],
+    stride=[1, 1],
+        dilation=[1, 1], groups=1), axes=[1, 2, 3], stride=[1, 1], dilation=[1, 1], groups=1),
+            {"w": np.full((1, 1, 1, 1), 2.0)}),
+    "joint tokens": ([start("x", 1, 2, 2), row("y", "linear", "x", (1, 2, 2), claim("spectral", "w", 2), parts=1),
+    row("t",
+        "times", "y", (1, 2, 2), factor="f"), row("j", "lipsdp", "t x", (1, 2, 2), multipliers=[], bound=2.5),
+        end("j", 1, 2, 2)], {"w": 2 * I2, "f": np.array([0.5, 1.0]), "g": np.array([[1.0], [9.0]]) / 9}),
+    "average of tokens alone": (alone("average", [[1, 3, 2], [1, 4, 2]], claim("row_sum", "p", 3), parts=[1],
+    axes=[2]), T3),
+    "average of two": (alone("average", [[2, 3, 2], [2, 4, 2]], claim("row_sum", "q", 3, 4, parts=2), parts=[2],
+    axes=[2]),
+        T3),
+    "average of groups": (alone("average", [[1, 3, 2], [1, 4, 2]], claim("spectral", "p", 3.5), parts=[1],
+    axes=[1, 2]), T3),
+    "average of channels": (alone("average", [[1, 3, 2], [1, 4, 2]], claim("row_sum", "p", 3), parts=[1], axes=[0]),
+    T3),
+    "matrix_product": (alone("matrix_product", [[1, 3, 2], [1, 2, 5], [1, 3, 5]], reads=[[2], [1, 2]], axes=[2]), {}),
+    "potential of positive sign": (alone("convex_potential", [[1, 2, 4]] * 2, claim("spectral", "w", 2), claim(
+        "positive_norm", "b", 5), factor=3.0, axes=[1, 2]), T4),
+    "small potential": (alone("convex_potential", V, claim("spectral", "w", 2), factor=0.1), T4),
+    "potential of negative sign": (alone("convex_potential", V, claim("spectral", "w", 2), factor=-3.0), T4),
+    "attention alone": (alone("attention", [[1, 2, 3, 4], [1, 2, 5, 4], [1, 2, 5, 6], [1, 2, 3, 6]], scale=-0.5), {}),
+    "attention of a matrix": (alone("attention", [[3, 4], [5, 4], [5, 6], [3, 6]], scale=0.5), {}),
+    "convolution of pixels": (alone("convolution", [[1, 2, 7, 6], [1, 2, 3, 2]], claim("taps", "w", 3, groups=2), claim(
+        "group_norm", "b", 3), axes=[1], stride=[2, 3], dilation=[2, 1], groups=2),
+            {"w": np.ones((2, 1, 2, 1)), "b": np.ones(2)}),
+    "convolution of images": (alone("convolution", [[1, 1, 7], [1, 3, 3]], claim("convolution", "w", 3.5, size=[7],
+    stride=[2],
+        dilation=[2], groups=1), claim("group_norm", "b", 3), axes=[1, 2], stride=[2], dilation=[2], groups=1),
+        {"w": np.ones((3, 1, 2)), "b": np.ones(3)}),
+}  # fmt: skip
+
+
+def tokens(name: str, *bounds: Sequence[Any], axes: Sequence[int] = (2,), size: int = 2) -> Fields:
+    """Three tokens as an input, each with bounds of its own."""
+    shape = [1, len(bounds[0]), 1]
+    whole = {what: stated(*each, shape=shape) for what, each in zip(Bounds._fields, bounds, strict=True)}
+    return {**start(name, 1, 3, size, axes=list(axes), radius=0.5), **whole}
+
+
+X = tokens("x", (3, 5, 7), (11, 13, 17), (2, 4, 6), ("1E-3", "1E-4", "1E-5"))
+Y = tokens("y", [19], [23], [8], ["1E-2"], axes=(1, 2))
+OUT, ONE = end("z", 1, 3, 2), end("z", 1, 6)
+MOVED: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
+    "sum": ([X, row("z", "add", "x x", (1, 3, 2)), OUT], {}),
+    "sum of two": ([X, Y, row("z", "add", "x y", (1, 3, 2)), OUT], {}),
+    "sum of two in one group": ([X, Y, row("z", "add", "x y", (1, 3, 2)), end("z", 1, 3, 2, axes=[1, 2])], {}),
+    "sum of alike": ([X, {**X, "name": "y"}, row("z", "add", "x y", (1, 3, 2)), OUT], {}),
+    "third": ([X, row("z", "times", "x", (1, 3, 2), divisor=-3.0), OUT], {}),
+    "half": ([X, row("z", "times", "x", (1, 3, 2), divisor=2.0), OUT], {}),
+    "third of a third": ([X, row("t", "times", "x", (1, 3, 2), divisor=3.0), row("z", "times", "t", (1, 3, 2),
+        factor=0.1), OUT], {}),
+    "a third and a tenth": ([X, row("t", "times", "x", (1, 3, 2), divisor=3.0), row("s", "times", "x", (1, 3, 2),
+        divisor=10.0), row("z", "add", "t s", (1, 3, 2)), OUT], {}),
+    "a third less a tenth": ([X, row("t", "times", "x", (1, 3, 2), divisor=3.0), row("s", "times", "x", (1, 3, 2),
+        divisor=-10.0), row("z", "add", "t s", (1, 3, 2)), OUT], {}),
+    "partly a difference": ([X, row("t", "times", "x", (1, 3, 2), divisor="f"), row("s", "times", "x", (1, 3, 2),
+        divisor=3.0), row("z", "add", "t s", (1, 3, 2)), OUT], {"f": np.array([3.0, -3.0])}),
+    "difference": ([X, row("t", "times", "x", (1, 3, 2), factor=-0.25), row("z", "add", "x t", (1, 3, 2)), OUT], {}),
+    "factors": ([X, row("z", "times", "x", (1, 3, 2), factor="f"), OUT], {"f": np.array([0.5, -2.0])}),
+    "factors of tokens": ([X, row("z", "times", "x", (1, 3, 2), divisor="f"), OUT],
+        {"f": np.array([[3.0], [0.5], [7]])}),
+    "zero factor": ([X, row("z", "times", "x", (1, 3, 2), factor="f"), OUT], {"f": np.array([[0.0], [0.0], [7]])}),
+    "all in one group": ([X, row("z", "pick", "x", (1, 6), offset=0, tables=[0, 1]), ONE], {}),
+    "backwards": ([X, row("z", "pick", "x", (1, 3, 2), offset=5, tables=[0, -2, -1]), OUT], {}),
+    "gaps": ([X, row("z", "pick", "x", (1, 3, 2), offset=1, tables=[0, [2, -1, 0], 0]), OUT], {}),
+    "gaps in both": ([X, row("z", "pick", "x", (1, 3, 2), offset=0, tables=[0, [2, -1, 4], [1, -1]]), OUT], {}),
+    "gaps only": ([X, row("z", "pick", "x", (1, 3, 2), offset=0, tables=[0, [-1, -1, -1], 1]), OUT], {}),
+    "first entries": ([X, row("z", "pick", "x", (1, 3), offset=0, tables=[0, 2]), end("z", 1, 3)], {}),
+    "repeated": ([X, row("z", "pick", "x", (1, 3, 2), offset=1, tables=[0, 2, 0]), OUT], {}),
+    "turned and added": ([X, row("t", "pick", "x", (1, 3, 2), offset=1, tables=[0, 2, -1]), row("z", "add", "t x",
+        (1, 3, 2)), OUT], {}),
+    "rotated": ([X, row("c", "times", "x", (1, 3, 2), factor=0.6), row("t", "pick", "x", (1, 3, 2), offset=1,
+        tables=[0, 2, -1]),
+        row("s", "times", "t", (1, 3, 2), factor="f"), row("z", "add", "c s", (1, 3, 2)), OUT],
+        {"f": np.array([-0.8, 0.8])}),
+    "rotated by thirds": ([X, row("c", "times", "x", (1, 3, 2), divisor="g"), row("t", "pick", "x", (1, 3, 2), offset=1,
+        tables=[0, 2, -1]), row("s", "times", "t", (1, 3, 2), divisor="f"), row("z", "add", "c s", (1, 3, 2)), OUT],
+        {"f": np.array([-3.0, 3.0]), "g": np.array([7.0, 7.0])}),
+    "neighbours": ([X, row("t", "pick", "x", (1, 3, 2), offset=0, tables=[0, [4, 0, 2], 1]), row("z", "add", "t x",
+        (1, 3, 2)), OUT], {}),
+    "tokens that share no entry": ([X, Y, row("p", "pick", "x", (1, 6), offset=0, tables=[0, [0, 1, 2, 3, -1, -1]]),
+        row("q", "pick", "y", (1, 6), offset=0, tables=[0, [-1, -1, -1, -1, 4, 5]]), row("z", "add", "p q", (1, 6)),
+            ONE], {}),
+    "image and tokens": ([X, Y, row("p", "pick", "x", (1, 6), offset=0, tables=[0, 1]), row("q", "pick", "y", (1, 6),
+        offset=5, tables=[0, -1]), row("z", "add", "p q", (1, 6)), ONE], {}),
+    "rounded difference": ([X, row("r", "rounding", "x", (1, 3, 2), dtype="float16"), row("t", "times", "r", (1, 3, 2),
+        factor=-1.0), row("z", "add", "x t", (1, 3, 2)), OUT], {}),
+    "constant": ([X, row("c", "constant", "", (3, 2), tensor="c"), row("z", "add", "x c", (1, 3, 2)), OUT],
+        {"c": np.array([[3.0, -4], [0, 0], [-5, 12]])}),
+    "scaled constant": ([X, row("c", "constant", "", (3, 2), tensor="c"), row("d", "times", "c", (3, 2), divisor=-3.0),
+        row("e", "pick", "d", (1, 3, 2), offset=1, tables=[0, 2, -1]), row("z", "add", "x e", (1, 3, 2)), OUT],
+        {"c": np.array([[3.0, -4], [0, 0], [-5, 12]])}),
+    "number": ([X, row("c", "constant", "", (), number=-3.0), row("z", "add", "x c", (1, 3, 2)), OUT], {}),
+    "constant alone": ([X, row("z", "constant", "", (3, 2), tensor="c"), end("z", 3, 2)],
+        {"c": np.array([[3.0, -4], [0, 0],
+        [-5, 12]])}),
+    "idle ball": ([start("x", 1, 2), row("z", "idle_ball", "x", (1, 2), scale=0.5, over=[1]), end("z", 1, 2)], {}),
+    "unequal neighbours": ([X, row("t", "pick", "x", (1, 3, 2), offset=0, tables=[0, 2, 0]),
+        row("s", "times", "t", (1, 3, 2),
+        factor="f"), row("z", "add", "s x", (1, 3, 2)), OUT], {"f": np.array([0.5, 3.0])}),
+    "across a cut": (
+        [
+            start("x", 1, 4), linear("y", "x", "w", 3, 1, 6),
+            row("y/2", "linear", "x", (1, 2, 3), claim("spectral", "w", 1, 3, parts=2), reads=[[1]], axes=[2], parts=2),
+            row("y/3", "linear", "x", (1, 3, 2), claim("spectral", "w", 1, 2, 3, parts=3), reads=[[1]], axes=[2],
+            parts=3),
+            row("z", "pick", "y", (1, 5, 2), offset=0, tables=[0, [0, 1, 2, 3, -1], [0, 1]]), end("z", 1, 5, 2),
+        ],
+        {"w": np.diag([1.0, 1, 1, 2, 3, 3])[:, [0, 3, 4, 5]]},
+    ),
+    "parts of a cut and gaps": (
+        [
+            start("x", 1, 4), linear("y", "x", "w", 3, 1, 6),
+            row("y/2", "linear", "x", (1, 2, 3), claim("spectral", "w", 1, 3, parts=2), reads=[[1]], axes=[2], parts=2),
+            row("y/3", "linear", "x", (1, 3, 2), claim("spectral", "w", 1, 2, 3, parts=3), reads=[[1]], axes=[2],
+            parts=3),
+            row("z", "pick", "y", (1, 4, 2), offset=0, tables=[0, [4, 0, -1, 2], [-1, 1]]), end("z", 1, 4, 2),
+        ],
+        {"w": np.diag([1.0, 1, 1, 2, 3, 3])[:, [0, 3, 4, 5]]},
+    ),
+    "parts of a cut": (
+        [
+            start("x", 1, 4), linear("y", "x", "w", 3, 1, 6),
+            row("y/2", "linear", "x", (1, 2, 3), claim("spectral", "w", 1, 3, parts=2), reads=[[1]], axes=[2], parts=2),
+            row("y/3", "linear", "x", (1, 3, 2), claim("spectral", "w", 1, 2, 3, parts=3), reads=[[1]], axes=[2],
+            parts=3),
+            row("z", "pick", "y", (1, 3, 2), offset=0, tables=[0, 2, 1]), end("z", 1, 3, 2),
+        ],
+        {"w": np.diag([1.0, 1, 1, 2, 3, 3])[:, [0, 3, 4, 5]]},
+    ),
+    "halves of a cut": (
+        [
+            start("x", 1, 4), linear("y", "x", "w", 3, 1, 6),
+            row("y/2", "linear", "x", (1, 2, 3), claim("spectral", "w", 1, 3, parts=2), reads=[[1]], axes=[2], parts=2),
+            row("z", "pick", "y", (1, 2, 3), offset=5, tables=[0, -3, -1]), end("z", 1, 2, 3),
+        ],
+        {"w": np.diag([1.0, 1, 1, 2, 3, 3])[:, [0, 3, 4, 5]]},
+    ),
+}  # fmt: skip
+HONEST |= ROWS | MOVED
+FORGED: list[tuple[Any, ...]] = [
+    ("attention", "not made of heads of a linear map of x", {"k": [start("x2", 1, 3, 4),
+        {**QKV[1], "inputs": ["x2"]}]}),
+    ("attention", "queries, keys or values misfit", {"kh.shape.3": 1, "a.inputs": ["qh", "kh", "vh"], "a.claims": [],
+    "a.reads": [[3]] * 3}),
+    ("attention", "queries, keys or values misfit", {"kh.shape.2": 2, "a.inputs": ["qh", "kh", "vh"], "a.claims": [],
+        "a.reads": [[3]] * 3, "kh.constants.tables.2": [0, 4]}),
+    ("attention", "queries, keys or values misfit", {"a.shape.3": 1, "out.shape.3": 1}),
+    ("attention", "other groups", {"a.axes": [2, 3]}),
+    ("attention", "other groups", {"a.reads.0": []}),
+    ("attention", "other groups", {"a.reads.2": []}),
+    ("attention", "other groups of its tokens", {"a.reads.3": []}),
+    ("attention", "the same tokens", {"vh.constants.offset": 8, "vh.constants.tables.2": -4}),
+    ("attention", "claim 0 is not of wk", {"a.claims.0": claim("spectral", "tiny", 1e-6, 1e-6, parts=2)}),
+    ("attention", "claim 1 is not of wv", {"a.claims.1": claim("spectral", "tiny", 1e-6, 1e-6, parts=2)}),
+    ("attention", "queries have a bias", {"q.claims": [*QKV[0]["claims"], claim("group_norm", "b", 10)]}),
+    ("attention", "product is not of wq and wk", {"a.claims.2.tensors": ["tiny", "tiny"],
+        "a.claims.2.values": [1e-6] * 2}),
+    ("mlp", "its SHA-256 differs", {"document.tensors": {"w": "0" * 64}}),
+    ("mlp", "there is no input", {"x": [row("x", "constant", "", (1, 4), tensor="c")], "tensors.c": np.ones((1, 4))}),
+    ("mlp", "not stored", {"document.fixed": ["mask"]}),
+    ("mlp", "last row is not the output", {"out": ...}),
+    ("mlp", "^lipschitz=", {"document.lipschitz": "0.99"}),
+    ("mlp", "^lipschitz=", {"document.lipschitz": "2.5"}),
+    ("mlp", "rms_lipschitz=", {"document.rms_lipschitz": "1.41"}, 2**0.5),
+    ("attention", "must name the rows", {"document.attention_logits": {"a": ["9", "9"], "b": ["9"]}}),
+    ("attention", "are less than what follows", {"document.attention_logits": {"a": ["9", "1"]}}),
+    ("attention", "are less than what follows", {"document.attention_logits": {"a": ["9"]}}),
+    ("residual", "are not 1 norms", {"y.claims.0.values": [-1.125], "s.inputs": ["x", "x", "y"]}, 3.0),
+    ("mlp", "could not be proved", {"y.claims.0.values": [0.9]}, 2**0.5),
+    ("clamp", "nothing is known", {"y.constants": {"function": "relu", "numbers": [0.0]}}),
+    ("clamp", "wrong order", {"y.constants.numbers": [1.0, -1.0]}),
+    ("clamp", "without bound", {"y.constants": {"function": "elu", "numbers": [1.0, 1.0, -1.0]}}),
+    ("moves", "exceed", {"s.inputs.1": "e", "p": [row("e", "times", "c", (2, 2), factor="large"),
+        HONEST["moves"][0][3]], "tensors.large": np.array([[1.0], [2.0**999]])}),
+    ("mlp", "bias has not 2 entries", {"y.claims.1.tensors": ["d"], "tensors.d": np.ones(1)}),
+    ("embedding", "must be row_norm", {"x.claims.0": claim("max_abs", "table", 2),
+        "tensors.table": np.full((3, 2), 2.0), "x.constants.radius": 1.6}),
+    ("attention", "must be spectral with", {"tensors.wk": np.ones((4, 4)), "k.claims.0.values": [4.5],
+        "a.claims.2": ..., "a.claims.0": claim("spectral", "wk", 2, 2, 2, 2, parts=4)}),
+    ("attention", "must be product with", {"a.claims.2.constants.pairs": [[1, 1], [0, 0]]}),
+    ("attention", "must be product with", {"kh.constants.tables.1": 0}),
+    ("attention", "queries, keys or values misfit", {"kh.shape.1": 1, "vh.shape.1": 1, "a.inputs": ["qh", "kh", "vh"],
+        "a.claims": [], "a.reads": [[3]] * 3}),
+    ("matrix product", "matrices misfit", {"t.shape.0": 2}),
+    ("heads", "could not be proved", {"y/2.claims.0.values": [1.125, 2.0]}),
+    ("circular", "could not be proved", {"y.claims.0.values": [0.0]}),
+    ("circular", "could not be proved", {"y.claims.0.values": [1.1]}),
+    ("mlp", "could not be proved", {"y.claims.0.values": [0.0]}),
+    ("residual", "could not be proved", {"tensors.w": np.full((4, 4), 0.99), "y.claims.0.values": [2.5]}),
+    ("moves", "product of its factors", {"d.constants": {"factor": "far"}, "tensors.far": np.array([1e-305, 1])}),
+    ("margin", "factor that is too small", {"t.constants": {"divisor": 3.0}, "m.constants.factor": 1 / 3}),
+    ("margin", "factor that is too small", {"t.constants.factor": -0.6}),
+    ("promised", "does not follow from what", {"y": [linear("y", "x", "w", 2, 1, 4),
+        row("y/2", "linear", "x", (1, 2, 2),
+        claim("spectral", "w", 2, 1.6, parts=2), reads=[[1]], axes=[2], parts=2)]}),
+    ("heads", "not the map of y", {"y/2.reads": [[1, 2]], "y/2.axes": [1, 3], "out.axes": [1, 3],
+    "out.reads": [[1, 3]]}),
+    ("cut", "not the map of y", {"y": [row("y", "convex_potential", "x", (1, 4), claim("spectral", "w", 3),
+        factor=1.0)]}),
+    ("two axes", "read and leave groups", {**{f"{x}.axes": [1, 2] for x in ("x0", "y", "out")}, "y.reads": [[1, 2]],
+        "out.reads": [[1, 2]]}),
+    ("joint tokens", "entries are moved", {"t.constants.factor": "g"}),
+    ("slope", "do not prove", {"tensors.d": np.array([2.0, 2.0**201]), "j.constants.bound": 99.0}),
+    ("heads", "could not be proved", {"y/2.claims.1.values": [0.5, 3.375]}),
+    ("average of tokens", "its matrix misfits", {"tensors.p": np.ones((3, 4)), "y.claims.0.values": [4.5]}),
+    ("mlp", "not hold", {"tensors.b": np.array([-(2**53), 1]), "y.claims.1.values": [2.0**54]}),
+    ("attention", "are less than what follows", {"document.attention_logits": {"a": ["9", "9", "9"]}}),
+    ("coupled", "another shape than", {"x": [start("x", 1, 2), start("u", 1, 1)], "p.inputs": ["s", "u"]}),
+    ("embedding in a box", "neither a ball nor a box", {"x.constants.radius": 3.0}),
+    ("moves", "not shown to leave", {"i.constants.scale": 0.02, "x.constants.radius": 0.1, **stating("x", 2, 20,
+        shape=(1, 2, 1)), "j.inputs": ["i"]}),
+    ("margin", "another map's input", {"y": [linear("y0", "x", "w", 1, 1, 2), row("y", "elementwise", "y0", (1, 2),
+    function=
+        "relu")]}),
+    ("residual", "2 inputs instead", {"out.inputs": ["x", "s"], "out.reads": [[1], [1]]}),
+    ("attention", "it needs queries", {"a.inputs": ["qh", "kh", "vh", "x", "x"], "a.claims": [],
+        "a.reads": [[3], [3], [3], [2], [2]]}),
+    ("mlp", "is no matrix", {"tensors.w": np.ones(2), "x.shape.1": 1}),
+    ("mlp", "claims instead", {"out.claims": [claim("spectral", "w", 1)]}),
+    ("moves", "read and leave groups", {"out.reads": [[]]}),
+    ("rules", "read and leave groups", {"r.constants.over": [1], "x.axes": [1], "x.shape": [2, 3, 4]}),
+    ("coupled", "another shape than", {"p.shape": [1, 1], "out.shape": [1, 1]}),
+    ("rules", "axes, each once", {"r.constants.over": [2, 2]}),
+    ("rules", "axes, each once", {"r.constants.over": []}),
+    ("slope", "not the end", {"j.shape": [1, 1], "out.shape": [1, 1]}),
+    ("slope", "entries are moved", {"z.inputs": ["t"], "h": [linear("h", "x", "w", 2, 1, 2),
+        row("t", "pick", "h", (1, 2), offset=1, tables=[0, -1])]}),
+    ("slope", "another operation", {"h": [row("t", "softmax", "x", (1, 2), over=1), linear("h", "t", "w", 2, 1, 2)]}),
+    ("slope", "do not prove", {"j.constants.bound": 1.9}, 2.0),
+    ("moves", "takes entries beyond", {"tensors.turn": np.array([[[3, 2], [1, -2]]])}),
+    ("moves", "either a factor", {"d.constants": {"divisor": 3.0, "factor": 0.1}}),
+    ("moves", "product of its factors", {"d.constants": {"divisor": 1e308}}),
+    ("moves", "tensor or a number", {"c.constants": {"tensor": "c", "number": 0.0}}),
+    ("moves", "tensor or a number", {"c.inputs": ["x"]}),
+    ("moves", "axes in rising order", {"i.constants.over": [2, 2]}),
+    ("moves", "not shown to leave", {"i.constants.scale": 1.01}),
+    ("moves", "its shape must be", {"r.shape": [2, 2]}),
+    ("moves", "has 2 inputs instead", {"r.inputs": ["p", "c"]}),
+    ("mlp", "has 4 columns for 5", {"x.shape.1": 5}),
+    ("mlp", "cannot have shape", {"y.shape.1": 3, "z.shape.1": 3, "out.shape.1": 3}),
+    ("cut", "lead beyond", {"p.constants.offset": -1}),
+    ("cut", "lead beyond", {"p.constants.tables.1": [0, 2**32 + 1]}),
+    ("heads", "along its last axis", {"y/2.axes": [1, 3]}),
+    ("residual", "along its last axis", {"y.reads": [[]], "y.axes": []}),
+    ("average of tokens", "two axes, and a number", {"y.constants.parts": []}),
+    ("average of tokens", "not that of rows one below", {"x.axes": [1, 2], "y.axes": [1, 2], "y.reads": [[1, 2]],
+        "out.axes": [1, 2], "out.reads": [[1, 2]], "y.claims.0": claim("spectral", "k", 1),
+            "tensors.k": np.array([[[1.0, 0, 0], [0, 0, 0]], [[0, 0, 0], [1, 0, 0]]])}, 2**0.5 * (6 / 8) ** 0.5),
+    ("average of tokens", "its matrix misfits", {"y.shape.1": 5, "out.shape.1": 5}),
+    ("average of tokens", "matrices are too many", {"y.constants.parts": [2], "y.claims.0": claim("row_sum", "heads",
+        3, 3, parts=2)}),
+    ("average of tokens", "cannot have shape", {"y.shape.2": 3, "out.shape.2": 3}),
+    ("average of sequences", "several matrices", {"y.axes": [0, 1, 2], "y.reads": [[0, 1, 2]], "x.axes": [0, 1, 2],
+        "out.axes": [0, 1, 2], "out.reads": [[0, 1, 2]]}),
+    ("matrix product", "matrices misfit", {"t.shape": [1, 1, 3], "t.constants.tables": [0, 0, 2]}),
+    ("matrix product", "matrices misfit", {"y.shape": [1, 3, 2], "out.shape": [1, 3, 2]}),
+    ("matrix product", "other groups", {"y.reads": [[2], [2]]}),
+    ("matrix product", "other groups", {"y.axes": [1, 2], "out.axes": [1, 2], "out.reads": [[1, 2]]}),
+    ("convolution", "another number of samples", {"y.shape.0": 2, "out.shape.0": 2}),
+    ("pixels", "channels are not those", {"y.shape.1": 1, "out.shape.1": 1}),
+    ("convolution", "channels are not those", {"x.shape.1": 4}),
+    ("circular", "its stride does not divide", {"x.shape.2": 5, "y.claims.0.constants.size": [5]}),
+    ("circular", "wraps around an axis", {"y.constants.circular": [0, 1]}),
+    ("adjoint", "wraps around", {"y.constants.circular": [0]}),
+    ("pixels", "wraps around", {"y.constants.circular": [0], "y.shape.2": 4, "out.shape.2": 4}),
+    ("convolution", "its pixels must be", {"y.shape.2": 2, "out.shape.2": 2}),
+    ("convolution", "several samples", {"x.axes": [0, 1, 2], "y.axes": [0, 1, 2], "y.reads": [[0, 1, 2]]}),
+    ("adjoint", "no bias", {"y.claims": [HONEST["adjoint"][0][1]["claims"][0], claim("group_norm", "b", 5)]}),
+    ("potential", "no matrix of 4 columns", {"tensors.w": np.eye(2, 3)}),
+    ("margin", "weight or its result misfits", {"m.shape.1": 2}),
+    ("margin", "rounded after the map", {"t.executed": {"dtype": "float32"}}),
+    ("margin", "rounded after the map", {"t.constants.factor": -1.0, "m.constants.factor": 1.0,
+        "t.executed": {"dtype": "float32", "beside": 9.0}}),
+    ("margin", "executed otherwise", {"m.executed": {"dtype": "float64"}}),
+    ("cut", "not the map of y", {"y/2.executed": {"dtype": "float64"}}),
+    ("margin", "other groups", {"m.reads": [[]]}),
+    ("margin", "other groups", {"m.axes": []}),
+    ("margin", "result that is a sum", {"out.inputs": ["s"], "t": [HONEST["margin"][0][3],
+        row("s", "add", "t x2", (1, 2))], "x": [start("x", 1, 4), start("x2", 1, 2)]}),
+    ("margin", "several vectors side by side", {"x.shape.0": 2, "y.shape.0": 2, "m.shape.0": 2, "t.shape.0": 2,
+    "out.shape": [1, 4], "out.inputs": ["f"], "t": [row("t", "times", "y", (2, 2), factor=0.5, executed=None),
+        row("f", "pick", "t", (1, 4), offset=0, tables=[0, 1])]}),
+    ("margin", "another map's input", {"m.inputs": ["x2"], "x": [start("x", 1, 4), start("x2", 1, 4, radius=0.1)]}),
+    ("margin", "another weight or bias", {"y.claims.0": claim("spectral", "v", 9)}),
+    ("margin", "another weight or bias", {"m.claims.1": claim("max_abs", "c", 0.5)}),
+    ("margin", "factors of their own", {"t.constants.factor": "c"}),
+    ("margin", "factor that is too small", {"t.constants.factor": 0.6}),
+    ("margin", "factor that is too small", {"t": [row("f", "pick", "y", (1, 2), offset=1, tables=[0, -1]),
+        row("t", "times", "f", (1, 2), factor=0.5, executed=None)]}),
+    ("mlp", "of its constants is unknown", {"z.constants.slope": 0.0}),
+    ("mlp", "of the row is unknown", {"z.note": ""}),
+    ("mlp", "must be 7", {"document.format": 6}),
+    ("mlp", "or cannot be printed", {"y": [{**HONEST["mlp"][0][1], "name": "y\n"}], "z.inputs": ["y\n"]}),
+    ("mlp", "is empty or cannot", {"z": [row("", "elementwise", "y", (1, 2), function="softshrink")],
+        "out.inputs": [""]}),
+    ("mlp", "have no bound at", {"document.unbounded_at": "y"}),
+    ("potential", "have no bound at", {"document.unbounded_at": ""}),
+    ("mlp", "another row is called z", {"z": [HONEST["mlp"][0][2], HONEST["mlp"][0][2]]}),
+    ("mlp", "no row follows the output", {"out": [end("z", 1, 2), {**end("z", 1, 2), "name": "again"}]}),
+    ("mlp", "are no axes", {"out.axes": [1, 1], "out.reads": [[1, 1]]}),
+    ("moves", "a move has no bounds", {"r.claims": [claim("max_abs", "c", 12)]}),
+    ("moves", "a move has no bounds", {"r.axes": [2]}),
+    ("moves", "a move has no bounds", {"r.reads": [[2]]}),
+    ("moves", "a move has no bounds", stating("r", 1, shape=(1, 1, 1))),
+    ("cut", "must be that of a row", {"y/2": [{**HONEST["cut"][0][2], "name": "y/3"}]}),
+    ("cut", "not the map of y", {"y/2.inputs": ["x2"], "x": [start("x", 1, 4), start("x2", 1, 4, radius=0.1)]}),
+    ("cut", "not the map of y", {"y/2.claims.0": claim("spectral", "tiny", 1e-6, 1e-6, parts=2)}, 2**0.5),
+    ("cut", "no row that computes", {"p": [HONEST["cut"][0][3], {**HONEST["cut"][0][2], "name": "p/2"}]}),
+    ("mlp", "finite, or beyond", {"tensors.w": np.full((2, 4), 2.0**1001), "y.claims.0.values": [2.0**1003]}),
+    ("mlp", "not hold", {"tensors.b": np.full(2, 2**53), "y.claims.1.values": [2.0**54]}),
+    ("mlp", "does not fit its groups", stating("y", 9, radius=stated(9, 9, shape=(1, 2)))),
+    ("mlp", "does not fit its groups", stating("y", 9, radius=stated(9, 9, shape=(2, 1)))),
+    ("mlp", "radius .* less than what follows", stating("y", 9, radius=stated(7))),
+    ("mlp", "gain .* less than what follows", stating("y", 9, gain=stated(1.9)), 2**0.5),
+    ("mlp", "largest .* less than what follows", stating("y", 9, largest=stated(7))),
+    ("mlp", "error .* less than what follows", stating("y", 9, error=stated("1E-6"))),
+    *(("mlp", "error .* less than what follows", {**stating("y", 9, error=stated("1E-4")), "y.executed": each}) for each
+        in (None, {"dtype": "bfloat16"}, {"dtype": "float32", "roundings": 1000})),
+    ("moves", "groups have no axes", {"x.axes": []}),
+    ("embedding", "are its vectors", {"x.axes": [1, 2]}),
+    ("embedding", "not 2 columns", {"x.claims": [claim("row_norm", "wide", 1), claim("diameter", "wide", 2)]}),
+    ("embedding", "of another table", {"x.claims.0": claim("row_norm", "small", 1),
+        "x.claims.1": claim("diameter", "far", 18), "tensors.small": np.ones((1, 2)) / 2}),
+    ("embedding in a box", "outside the box", {"x.constants.high": 1.0}),
+    ("embedding in a box", "outside the box", {"x.constants.low": -1.0}),
+    ("embedding", "beyond the radius", {"x.constants.radius": 1.5}),
+    ("mlp", "neither a ball nor a box", {"x.constants.low": -0.1, "x.constants.high": 0.1}),
+    ("embedding in a box", "in the wrong order", {"x.constants.high": -2.5, "x.constants.low": 2.5, "x.claims": []}),
+    ("rules", "groups are not kept", {"k.shape": [2, 3, 2], "out.shape": [2, 3, 2]}),
+    ("rules", "groups are not kept", {"k.shape": [1, 3, 4], "out.shape": [1, 3, 4]}),
+    ("rules", "its growth is less than 1", {"k.constants.growth": 0.5}),
+    ("rules", "vectors have not 4 entries", {"s.claims.0": claim("row_norm", "w", 5)}),
+    ("mlp", "slope is less than its claim", {"z": [row("z", "elementwise", "y", (1, 2), claim("max_abs", "b", 4),
+        function="leaky_relu", numbers=[0.25])]}),
+    ("residual", "slope is less than its claim", {"y": [row("y", "elementwise", "x", (1, 4), claim("max_abs", "v", 1),
+    function="clamp_min", numbers=[2.0])]}),
+    ("residual", "its shape must be", {"s.shape.0": 2, "out.shape.0": 2}),
+    ("promised", "does not follow from what is promised", {"y.claims.0.values": [1.9]}, 3**0.5),
+    ("promised", "only a cap is known", {"tensors.w": np.zeros((4, 3)), "out": [row("c", "constant", "", (4, 3),
+        tensor="w"), end("y", 1, 4)]}),
+    ("promised", "to keep its promise", {"tensors.w": 3 * np.eye(4, 3)}),
+    ("promised", "w has shape", {"tensors.w": np.eye(5, 3)}),
+    ("promised", "do not have each", {"promises.0.parts.0.tables": [0, 3, [0, 1, 1]]}),
+    ("promised", "parts of w misfit", {"promises.0.parts.0.size": -2.0}),
+    ("mlp", "do not have each", {"promises": [{"name": "u", "shape": [2], "parts": []}]}),
+]  # fmt: skip
+"""Forgeries: a document, words of its refusal, what is changed, and a true constant above the forged one."""
+PARTLY: list[tuple[Any, ...]] = [
+    ("moves", "not shown to leave", {"i.constants.scale": 1.0}),
+    ("cut", "not the map of", {"p": [{**HONEST["cut"][0][2], "name": "y/2/2"}, HONEST["cut"][0][3]]}),
+    ("attention", "not made of heads", {"kh": [HEADS[1], row("k2", "pick", "k", (1, 2, 3, 2), offset=2,
+        tables=[0, -2, 4, 1]),
+        row("ks", "add", "kh k2", (1, 2, 3, 2))], "a.inputs.1": "ks"}),
+    ("attention", "not made of heads", {"k": [row("k", "convex_potential", "x", (1, 3, 4), claim("spectral", "wk", 2),
+    factor=1.0)]}),
+    ("attention", "not made of heads", {"k.axes": [1, 2], "k.reads": [[1, 2]]}),
+    ("attention", "not made of heads", {"kh.constants.tables.3": 0}),
+    ("attention", "not made of heads", {"kh.constants.tables.1": [0, 1], "a.claims.2.constants.pairs": [[0, 0],
+        [1, 0]]}),
+    ("attention", "not made of heads", {"kh.constants.offset": 1, "kh.constants.tables.1": 0,
+        "a.claims.2.constants.pairs":
+        [[0, 0], [1, 0]]}),
+    ("attention", "not made of heads", {"kh.constants.tables": [0, 2, [0, 4, 4], 5],
+    "vh.constants.tables.2": [0, 4, 4]}),
+    ("attention", "not made of heads", {"kh": [HEADS[1], row("ks", "times", "kh", (1, 2, 3, 2), factor="f")],
+        "a.inputs.1": "ks", "tensors.f": np.array([0.5, 100])}),
+    ("attention", "not made of heads", {"kh.constants": {"positions": "mixed"}, "tensors.mixed": np.array([[[[0, 1],
+        [6, 7],
+        [8, 9]], [[2, 3], [4, 5], [10, 11]]]])}),
+    ("mlp", "finite, or beyond", {"tensors.w": np.array([[np.nan, 0, 0, 0], [0, 1, 0, 0]])}),
+    ("mlp", "is empty", {"tensors.w": np.zeros((2, 0)), "x.shape.1": 1}),
+    ("mlp", "neither a ball nor a box", {"x.constants.low": -0.1}),
+]  # fmt: skip
+"""Forgeries that one operand of a condition refuses; with the whole condition dropped, something else does."""
+EACH = ((2, 1, 1), 2.0, 0, (1, 0, 0)), ((2, 1, 1), 3.0, 2, (1, 0, 0))
+SKEW = ((1, 2, 2), 2.0, 0, (0, 7, 4)), ((8, 1, 1), 2.0, 0, ((1, 2, 3, 5, 6, 8, 9, 10), 0, 0))
+"""Parts of four entries; and of a kernel, one of them a matrix with a tap of its own for each entry."""
+PAIR: Fields = {"parts": [1, 1], "transposed": [False, False]}
+KERNEL = Proof({"w": np.arange(12.0).reshape(3, 2, 2)})
+CALLS: list[tuple[str, Callable[[], Any]]] = [
+    ("of another arithmetic", lambda: concluded({"lanes": 8})),
+    ("a folder has its tensors", lambda: with_files({}, tensors={})),
+    ("beyond all floats", lambda: Proof({"w": I2 * 2.0**1000}).claim("product", "w", "w", pairs=[[0, 0]], **PAIR)),
+    ("three axes or more", lambda: Proof({"w": I2}).claim("taps", "w", groups=1)),
+    ("is no matrix", lambda: KERNEL.claim("row_difference", "w", transposed=True)),
+    ("do not fit its kernel", lambda: Proof({"w": I2}).claim("convolution", "w", size=[], stride=[], dilation=[],
+        groups=1)),
+    ("two tensors are called w", lambda: Proof({"w": I2}).store("w", I4)),
+    ("used already", lambda: promised((2, 2), tensor=I2)),
+    ("another promise", lambda: promised((2, 2)).promise(Promise("w", (2, 2), (Parts((1, 2, 2), 3.0, 0, (0, 2, 1)),)))),
+    ("is not finite", lambda: Proof().add(replace(read_row(start("x", 1, 1)),
+        bounds=Bounds(*[decimals([[np.inf]])] * 4)))),
+    ("w is no matrix", lambda: promised((4,)).claim("spectral", "w")),
+    ("w is no matrix", lambda: promised((2, 2, 1)).claim("spectral", "w", transposed=True)),
+    ("w is no vector", lambda: promised((2, 2)).claim("group_norm", "w")),
+    ("w is no matrix", lambda: promised((2, 2, 1)).claim("row_norm", "w")),
+    ("w is no matrix", lambda: promised((2, 2, 1)).claim("max_abs", "w")),
+    ("w is no kernel", lambda: promised((2, 2)).claim("taps", "w", groups=1)),
+    ("w is no kernel", lambda: promised((3, 1, 1)).claim("taps", "w", groups=2)),
+    ("keep its promise", lambda: promised((4, 2), ((2, 2, 2), 2.0, 0, (4, 2, 1))).store("w",
+        np.eye(4, 2) + 3 * np.eye(4, 2, -2))),
+    ("lie in rows and columns", lambda: promised((4, 1), ((1, 2, 2), 2.0, 0, (0, 2, 1))).claim("spectral", "w")),
+    ("lie in rows and columns", lambda: promised((2, 2, 3), *SKEW).claim("taps", "w", groups=1)),
+    ("no 3 equal parts", lambda: promised((4, 1)).claim("spectral", "w", parts=3)),
+    ("parts of w misfit", lambda: promised((2, 2), ((1, 2, 2), 2.0**1001, 0, (0, 2, 1)))),
+    ("parts of w misfit", lambda: promised((2, 2), ((1, 2, 2), 2.0**-1001, 0, (0, 2, 1)))),
+    ("keep its promise", lambda: promised((2,)).store("w", np.array([1.5, 1.5]))),
+    ("keep its promise", lambda: promised((2, 2), *EACH).store("w", np.array([[1.0, 1.0], [1.0, 3.5]]))),
+]  # fmt: skip
+"""Calls that are refused, with words of the refusal."""
+FILES: list[tuple[Any, ...]] = [
+    ("a name stands twice", {"certificate.json": lambda x: x.replace(b'"fixed"', b'"lipschitz": "9", "fixed"')}),
+    ("has a number NaN", {"certificate.json": lambda x: x.replace(b'"fixed"', b'"comparison": NaN, "fixed"')}),
+    ("cannot be printed", {"b.safetensors": packed({"\n": ("F64", [1], [0, 8])}, bytes(8))}),
+    ("does not lie where", {"b.safetensors": packed({"u": ("F64", [1], [0, 8]), "v": ("F64", [1], [0, 8])},
+        bytes(16))}),
+    ("belong to no tensor", {"b.safetensors": packed({"u": ("F64", [1], [0, 8])}, bytes(9))}),
+    ("another tensor than elsewhere", {"b.safetensors": packed({"w": ("F64", [1], [0, 8])}, bytes(8))}),
+    ("lists and objects, more than", {}, "files._NESTED", 9),
+    ("certificate.json has", {}, "files._TEXT", 500),
+    ("header of .* bytes, more than", {"b.safetensors": packed({"__metadata__": " " * 9999}, b"")}, "files._TEXT",
+        9999),
+]  # fmt: skip
+"""Words of a refusal, files beside those of `mlp` or changes of these, and a limit of the kernel that is so small."""
+LIMITS: list[tuple[str, str, str, int]] = [
+    ("rules", "6 groups of a tensor", "gather._GROUPS", 5),
+    ("moves", "have 12 entries, more than", "gather._ENTRIES", 11),
+    ("moves", "have 6 entries, more than", "gather._GROUP", 5),
+    ("moves", "kinds of groups", "gather._KINDS", 1),
+    ("residual", "hold", "proof._HELD", 120),
+    ("mlp", "has 4 entries, more than", "proof._ENTRIES", 3),
+    ("promised", "promises are of 12 entries", "proof._PROMISED", 11),
+    ("promised", "w has more than", "promises._ENTRIES", 11),
+    ("moves", "a sum of 3 terms", "moves._TERMS", 2),
+    ("moves", "it moves 4 entries of 1 terms", "value._MOVED", 3),
+    ("slope", "have 6 entries, more than", "lipsdp.MOST", 5),
+    ("slope", "are too many", "lipsdp.DEEPEST", 2),
+    ("slope", "are too many", "lipsdp._HELD", 2),
+]  # fmt: skip
+"""A document, words of its refusal, and the limit that it exceeds if that is so small."""
+
+
+def forge(name: str, changes: Fields) -> tuple[Fields, dict[str, np.ndarray]]:
+    """A document, its tensors under the key `tensors`, with changes: path -> content; a row of None is left out."""
+    rows, tensors = HONEST[name]
+    promises = copy.deepcopy(tensors).pop("promises", [])
+    content: Fields = {
+        "rows": {each["name"]: copy.deepcopy(each) for each in rows}, "promises": promises,
+        "tensors": {key: each for key, each in tensors.items() if key != "promises"}, "document": {},
+    }  # fmt: skip
+    for path, new in changes.items():
+        way = path.split(".") if path.split(".")[0] in content else ["rows", *path.split(".")]
+        node: Any = content
+        for key in way[:-1]:
+            node = node[int(key)] if isinstance(node, list) else node[key]
+        if isinstance(new, list) and way[0] == "rows" and len(way) == 2:  # rows in the place of one
+            some = {f"{way[1]}/{i}": each for i, each in enumerate(new)}
+            content["rows"] = dict(
+                x for key, old in node.items() for x in (some if key == way[1] else {key: old}).items()
+            )
+        elif new is ...:
+            del node[int(way[-1]) if isinstance(node, list) else way[-1]]
+        else:
+            node[int(way[-1]) if isinstance(node, list) else way[-1]] = new
+    document = {
+        "format": 7, "arithmetic": "real numbers, tensors as stored", "tensors": {}, "computed": {}, "fixed": [],
+        "promises": content["promises"], "rows": list(content["rows"].values()), "each_sample": False,
+        "execution": {}, "attention_logits": {}, "lipschitz": "0", "rms_lipschitz": "0", "unbounded_at": "0",
+    } | content["document"]  # fmt: skip
+    return json.loads(json.dumps(document)), content["tensors"]
+
+
+def settle(document: Fields, tensors: dict[str, np.ndarray]) -> Proof:
+    """State the results that follow from the rows, where nothing else is stated."""
+    proof = Proof(tensors, read(Arithmetic | None, document["execution"], "execution"))
+    for promise in document["promises"]:
+        proof.promise(read(Promise, promise, "the promise"))
+    for each in document["rows"]:
+        proof.add(read_row(each))
+    last, result = proof.inferences[-1], next(reversed(proof.values.values()))
+    with rounding_up():
+        gain = next(reversed(proof.rows.values())).bounds.gain.max()
+        smallest = min((row.entries() for row in proof.inferences if row.operation == "input"), default=1)
+        sizes = {"lipschitz": smallest, "rms_lipschitz": last.entries()}
+        results: Fields = {key: str(gain / root_down(size)) for key, size in sizes.items()}
+    results["unbounded_at"] = result.fault
+    results["attention_logits"] = {r.name: [*map(str, r.logits)] for r in proof.inferences if r.logits is not None}
+    document |= {key: each for key, each in results.items() if document[key] in ("0", {})}
+    return proof
+
+
+def accepted(name: str, changes: Fields) -> Report:
+    """The report on a forgery.
+
+    Raises:
+        CheckError: It is refused.
+    """
+    document, tensors = forge(name, changes)
+    settle(document, tensors)
+    return check(document, tensors)
+
+
+def concluded(execution: Fields) -> Report:
+    """The report on a proof whose certificate states another arithmetic."""
+    document, tensors = forge("mlp", {})
+    proof = settle(document, tensors)
+    return conclude(read(Document, {**document, "execution": execution}, "the certificate"), proof)
+
+
+def limits(limit: str, most: int) -> Any:
+    """Let a limit of the kernel be so small in a `with` block."""
+    return mock.patch(f"wellnormed.proof.{limit}", most)
+
+
+def with_files(changes: dict[str, Any], *limit: Any, **settings: Any) -> str:
+    """The report on the folder of `mlp` with other files beside it, or with changed ones."""
+    document, tensors = forge("mlp", {})
+    settle(document, tensors)
+    places = {
+        name: ("F64", each.shape, [8 * i, 8 * (i + each.size)])
+        for (name, each), i in zip(tensors.items(), (0, 8), strict=True)
+    }
+    content = {
+        "certificate.json": json.dumps(document).encode(),
+        "a.safetensors": packed(places, b"".join(each.tobytes() for each in tensors.values())),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        for name, new in {**dict.fromkeys(content, lambda x: x), **changes}.items():
+            (Path(folder) / name).write_bytes(new if isinstance(new, bytes) else new(content[name]))
+        with limits(*limit) if limit else nullcontext():
+            return str(check(folder, **settings))
+
+
+def limited(name: str, *limit: Any) -> Report:
+    """The report on a document where a limit of the kernel is so small."""
+    with limits(*limit):
+        return accepted(name, {})
+
+
+CASES: list[tuple[str, Callable[[], Any]]] = [
+    *((words, partial(accepted, name, changes)) for name, words, changes, *_ in FORGED), *CALLS,
+    *((words, partial(with_files, *each)) for words, *each in FILES),
+    *((words, partial(limited, name, *limit)) for name, words, *limit in LIMITS),
+]  # fmt: skip
+"""Words of a refusal, and the call that is refused."""
+
+
+def followed(shape: tuple[int, ...], capped: Sequence[Any], measure: str, **settings: Any) -> str:
+    """The values of a claim that follow from promises, as `promised` makes them; and from a matrix `v`."""
+    proof = promised(shape, *capped)
+    proof.store("v", np.diag([3.0, 5.0]))
+    return " ".join(map(repr, proof.claim(measure, *("wv" if measure == "product" else "w"), **settings).values))
+
+
+def digits(name: str, changes: Fields | None = None) -> str:
+    """Of a valid document: radii, gains and entries of its result, and what else the report says."""
+    document, tensors = forge(name, changes or {})
+    bounds = next(reversed(settle(document, tensors).rows.values())).bounds
+    report = check(document, tensors)
+    others = [report.margin, report.substitution, *(each for some in report.attention_logits.values() for each in some)]
+    numbers = [[*map(str, x.flat)] for x in bounds] + [[str(each)] for each in others if each is not None]
+    return " ".join(",".join(each) for each in numbers)
+
+
+ROWS_OF_6 = [((1, 2, 3), 2.0, 0, (0, 3, 1)), ((1, 4, 3), 5.0, 6, (0, 3, 1))]
+TAPS = [((2, 2, 2), 2.0, 0, (1, 4, 2)), ((2, 2, 2), 3.0, 8, (1, 4, 2))]
+"""A kernel `(4, 2, 2)`: of two groups of two channels, one matrix for each tap."""
+K = {"size": [1], "stride": [1], "dilation": [1], "groups": 1}
+PROMISED: list[partial[str]] = [
+    partial(followed, (6, 3), ROWS_OF_6, "spectral"),
+    partial(followed, (6, 3), ROWS_OF_6, "spectral", parts=3),
+    partial(followed, (6, 3), ROWS_OF_6, "spectral", parts=3, transposed=True),
+    *(partial(followed, (6, 3), ROWS_OF_6, each) for each in ("row_norm", "max_abs", "diameter", "row_difference")),
+    partial(followed, (3, 6), [((2, 3, 3), 2.0, 0, (3, 6, 1))], "spectral", parts=3, transposed=True),
+    *(partial(followed, (4,), EACH, each) for each in ("max_abs", "row_norm", "positive_norm")),
+    partial(followed, (4,), EACH, "group_norm", parts=2),
+    partial(followed, (2, 2), EACH, "spectral"),
+    partial(followed, (), [((1, 1, 1), 2.0, 0, (0, 0, 0))], "max_abs"),
+    *(partial(followed, (4, 2, 2), TAPS, "taps", groups=each) for each in (1, 2)),
+    partial(followed, (4, 2, 2), TAPS, "convolution", **K | {"groups": 2}),
+    partial(followed, (4, 2), [((2, 2, 2), 2.0, 0, (4, 2, 1))], "product", pairs=[[0, 0], [1, 1]], parts=[2, 2],
+        transposed=[False, False]),
+]  # fmt: skip
+
+
+def coarsely(call: Callable[[], str]) -> str:
+    """What is proved where roundings are as large as 2^-20 and underflow as 2^-30, which shows every margin."""
+    with ExitStack() as stack:
+        for place in (
+            "value.UNIT",
+            "gather.UNIT",
+            "attention.UNIT",
+            "products.UNIT",
+            "claims.UNIT",
+            "matrices.UNIT",
+            "promises.UNIT",
+        ):
+            stack.enter_context(limits(place, 2.0**-20))
+        for place in ("claims.TINY", "matrices.TINY", "promises.TINY", "lipsdp.TINY"):
+            stack.enter_context(limits(place, 2.0**-30))
+        return call()
+
+
+def results() -> dict[str, Callable[[], str]]:
+    """Name -> a call that gives numbers that the kernel proves, as `bounds.json` has them."""
+    calls = {name: partial(digits, name) for name in HONEST}
+    calls |= {f"promised {i}: {call.args[2]}": call for i, call in enumerate(PROMISED)}
+    return calls | {f"coarsely {name}": partial(coarsely, call) for name, call in calls.items()}
+
+
+if __name__ == "__main__":
+    found = {name: call() for name, call in results().items()}
+    BOUNDS_FILE.write_text(json.dumps(found, indent=0) + "\n")
