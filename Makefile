@@ -41,8 +41,10 @@ test-gpu: $(STAMP)  ## Tests that need a CUDA device
 test-portable: $(STAMP)  ## The numerical tests under other kernels of MKL and torch, one and two threads; half an hour
 	$(BIN)/python -m tests.portable
 
+# A torchvision that was built for another torch breaks the import of transformers and of lightning.
 test-integrations: $(STAMP)  ## Trainers, callbacks, adapters and ONNX files of other libraries, which it installs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[integrations]" -c constraints.txt
+	$(BIN)/python -c "import torchvision" 2> /dev/null || $(BIN)/python -m pip uninstall --quiet --yes torchvision
 	$(PYTEST) tests/examples tests/models/test_export.py tests/optim/test_scalars.py tests/optim/test_fine_tuning.py
 
 # NANOGPT is the path of nanoGPT's model.py; without it that model is left out.

@@ -45,12 +45,12 @@ def timm() -> float:
     return certificate.lipschitz
 
 
-def policy(steps: int = 8192) -> tuple[float, float]:
-    """PPO with its own Adam, first as it is, then with an actor whose constant is at most 5 after every step."""
+def policy(steps: int = 8192, most: float = 5.0) -> tuple[float, float]:
+    """PPO with its own Adam, first as it is, then with an actor whose constant is at most `most` after every step."""
     from stable_baselines3 import PPO
 
     constants = []
-    for lipschitz in (None, 5.0):
+    for lipschitz in (None, most):
         agent = PPO("MlpPolicy", "CartPole-v1", learning_rate=1e-3, seed=0, device="cpu")
         actor = nn.Sequential(agent.policy.mlp_extractor.policy_net, agent.policy.action_net)
         observation = torch.zeros(1, 4)
