@@ -74,6 +74,8 @@ def changes(node: ast.AST) -> list[ast.AST]:
     match node:
         case ast.Raise() | ast.Expr(value=ast.Call(func=ast.Name(id="require"))):
             return [ast.If(ast.Constant(False), [node], [])]
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="require_held"))):
+            return [ast.Pass()]
         case ast.BoolOp(op, values):
             each = [values[:i] + values[i + 1 :] for i in range(len(values))]
             return [ast.BoolOp(op, some) if len(some) > 1 else some[0] for some in each]
@@ -89,7 +91,8 @@ def changes(node: ast.AST) -> list[ast.AST]:
                 new = copy.copy(func)
                 setattr(new, "id" if isinstance(func, ast.Name) else "attr", OTHERS[name])
                 return [ast.Call(new, args, node.keywords)]
-            return [ast.Constant(0.0)] if name == "gamma" else args if name in ARGUMENTS else []
+            nothing = {"gamma": ast.Constant(0.0), "without_error": ast.parse("zero(0)", mode="eval").body}
+            return [nothing[name]] if name in nothing else args if name in ARGUMENTS else []
     return []
 
 
@@ -130,6 +133,7 @@ def _living() -> dict[CodeType, list[FunctionType]]:
         names = vars(importlib.import_module(f"wellnormed.proof.{module}"))
         down = decimals.root_down
         names |= {"root_down": down, "roots_down": np.frompyfunc(down, 1, 1), "rounding_down": rounding_down}
+        names["zero"] = decimal.Decimal
     found: dict[CodeType, list[FunctionType]] = {}
     for each in gc.get_objects():
         if type(each) is FunctionType and str(each.__module__).startswith("wellnormed.proof."):

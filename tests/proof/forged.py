@@ -72,7 +72,7 @@ def stated(*values: Any, shape: Sequence[int] = (1, 1)) -> Fields:
 
 def stating(name: str, *values: Any, shape: Sequence[int] = (1, 1), **others: Fields) -> Fields:
     """Changes with which a row states all bounds: the same digits for each, or others."""
-    return {f"{name}.{what}": others.get(what, stated(*values, shape=shape)) for what in Bounds._fields}
+    return {f"{name}.{what}": others.get(what) or stated(*values, shape=shape) for what in Bounds._fields}
 
 
 def promised(shape: tuple[int, ...], *parts: Any, tensor: np.ndarray | None = None) -> Proof:
@@ -718,6 +718,31 @@ FORGED: list[tuple[Any, ...]] = [
     ("mlp", "do not have each", {"promises": [{"name": "u", "shape": [2], "parts": []}]}),
 ]  # fmt: skip
 """Forgeries: a document, words of its refusal, what is changed, and a true constant above the forged one."""
+F16, BF16, NO_ERROR = {"dtype": "float16"}, {"dtype": "bfloat16", "roundings": 200}, {"error": stated(0)}
+FLAT: Fields = {"shape": (1, 1, 1), "error": stated(0, shape=(1, 1, 1))}
+FAULTS: list[tuple[str, Fields]] = [
+    ("mlp", {"y.executed": None}), ("mlp", {"z.executed": None}), ("mlp", {"document.execution": None}),
+    ("mlp", {"y.executed": {"dtype": "float32", "roundings": 2**23 + 1}}),
+    ("mlp", {"z.constants.function": "softshrink"}), ("mlp", stating("y", 9, error=stated("1E+9999"))),
+    ("margin", {f"{each}.executed": {"dtype": "float32", "roundings": 2**23 + 1} for each in "my"}),
+    ("margin", {"x.constants.radius": 25e3, "m.executed": F16, "y.executed": F16, "tensors.w": 3 * I4[[0, 0]],
+        "y.claims.0.values": [4.5]}),
+    ("scaling", {"y.executed": BF16}), ("scaling", {**stating("x0", 65000, **NO_ERROR), "y.executed": F16}),
+    ("normalization", {"y.executed": BF16}), ("normalization", {"y.constants.eps": 1e-9}),
+    ("contraction", {}), ("contraction", {**stating("x0", 300, **NO_ERROR), "y.executed": F16 | {"roundings": 1}}),
+    ("mixture", {}), ("small potential", {}), ("softmax", stating("x0", "1E+9", **FLAT)),
+    ("tanh", {**stating("x0", 9000, **NO_ERROR), "y.executed": F16}),
+    ("ball", {**stating("x0", 100, **FLAT), "y.executed": F16}),
+    ("average of tokens alone", {**stating("x0", 6e4, largest=stated(6, shape=(1, 1, 1)), **FLAT), "y.executed": F16}),
+    ("third", {"z.executed": None}), ("third", {"z.executed": {"dtype": "bfloat16", "roundings": 128}}),
+    ("factors", {"tensors.f": np.array([9e4, 1.0]), "z.executed": F16}),
+    ("idle ball", {"z.executed": None}), ("idle ball", {"z.executed": BF16}),
+    ("idle ball", {"x.constants.radius": 300.0, "z.constants.scale": 1e-6, "z.executed": F16}),
+    *(("third of a third", {"t.executed": None, "z.executed": each}) for each in (None, F16)),
+    *(("idle ball", {"x": [start("x", 1, 2), row("t", "times", "x", (1, 2), divisor=3.0, executed=None)],
+        "z.inputs": ["t"], "z.executed": each}) for each in (None, F16)),
+]  # fmt: skip
+"""Documents with a row whose rounding errors have no bound."""
 PARTLY: list[tuple[Any, ...]] = [
     ("moves", "not shown to leave", {"i.constants.scale": 1.0}),
     ("cut", "not the map of", {"p": [{**HONEST["cut"][0][2], "name": "y/2/2"}, HONEST["cut"][0][3]]}),
@@ -926,13 +951,14 @@ def followed(shape: tuple[int, ...], capped: Sequence[Any], measure: str, **sett
 
 
 def digits(name: str, changes: Fields | None = None) -> str:
-    """Of a valid document: radii, gains and entries of its result, and what else the report says."""
+    """Of a valid document: the bounds of its result, what else follows, and the first row whose error has no bound."""
     document, tensors = forge(name, changes or {})
-    bounds = next(reversed(settle(document, tensors).rows.values())).bounds
-    report = check(document, tensors)
+    proof, report = settle(document, tensors), check(document, tensors)
+    rows = list(proof.rows.values())
     others = [report.margin, report.substitution, *(each for some in report.attention_logits.values() for each in some)]
-    numbers = [[*map(str, x.flat)] for x in bounds] + [[str(each)] for each in others if each is not None]
-    return " ".join(",".join(each) for each in numbers)
+    others += [row.bounds.error.max() for row in rows if row.operation == "margin"]
+    numbers = [[*map(str, x.flat)] for x in rows[-1].bounds] + [[str(each)] for each in others if each is not None]
+    return " ".join([*(",".join(each) for each in numbers), document["unbounded_at"]])
 
 
 ROWS_OF_6 = [((1, 2, 3), 2.0, 0, (0, 3, 1)), ((1, 4, 3), 5.0, 6, (0, 3, 1))]
@@ -978,7 +1004,8 @@ def results() -> dict[str, Callable[[], str]]:
     """Name -> a call that gives numbers that the kernel proves, as `bounds.json` has them."""
     calls = {name: partial(digits, name) for name in HONEST}
     calls |= {f"promised {i}: {call.args[2]}": call for i, call in enumerate(PROMISED)}
-    return calls | {f"coarsely {name}": partial(coarsely, call) for name, call in calls.items()}
+    calls |= {f"coarsely {name}": partial(coarsely, call) for name, call in calls.items()}
+    return calls | {f"a fault {i}: {name}": partial(digits, name, changes) for i, (name, changes) in enumerate(FAULTS)}
 
 
 if __name__ == "__main__":

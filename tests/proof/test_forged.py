@@ -2,6 +2,8 @@
 
 import ast
 import json
+import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -85,6 +87,14 @@ def alone(number: int) -> frozenset[Mutant]:
     return frozenset(passed)
 
 
+def differs(call: Callable[[], str], expected: str) -> bool:
+    """Whether a mutant gives other digits, or fails."""
+    try:
+        return call() != expected
+    except Exception:
+        return True
+
+
 def condition(check: Mutant) -> str:
     """Its module and condition; its module and message if it is raised."""
     (statement,) = ast.parse(check.before).body
@@ -107,6 +117,14 @@ def test_a_forgery_is_refused_by_one_check_alone(number: int) -> None:
 def test_a_forgery_is_refused_by_one_operand(name: str, words: str, changes: dict[str, Any]) -> None:
     with pytest.raises(CheckError, match=words):
         accepted(name, changes)
+
+
+def test_every_branch_without_a_bound_of_errors_is_noticed() -> None:
+    expected, calls = json.loads(BOUNDS_FILE.read_text()), sorted(results().items())  # those of faults come first
+    for mutant in mutants():
+        if mutant.after in ("zero(0)", "pass") or re.search(r"fault.* (or|and) |_HERE \*", mutant.before):
+            with within(mutant):
+                assert any(differs(call, expected[name]) for name, call in calls), mutant
 
 
 def test_every_check_has_a_forgery_or_a_reason() -> None:

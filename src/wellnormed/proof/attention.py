@@ -143,7 +143,6 @@ def _error(row: Inference, strength: Decimal, added: Decimal) -> Decimals:
     k_error, v_error = (each.error.max(axis, keepdims=True) for each in (rk, rv))
     carried = v_error + strength * v * (q * k_error + k * rq.error)
     size = (strength * q * k + added).max()
-    row.require_held(size)
     logits = row.of_sum(width + 6, products=True) * size + row.rate(6) * size + width * strength * row.format.floor
     share = weights_error(row, size, logits, keys, blocks=-(-keys // 16))
     floor = keys * row.format.floor * (root(row.entries()) + 4 * v)

@@ -76,18 +76,24 @@ class Inference:
 
     def rate(self, count: int, of_sums: bool = False) -> Decimal:
         """The relative error after so many roundings in the result's dtype, or in that of sums, or more if stated."""
-        if self.executed is None:
-            return self.without_error()
-        dtype = FORMATS[self.executed.dtype].sums if of_sums else self.executed.dtype
-        rate = gamma(max(count, self.executed.roundings or 0), FORMATS[dtype].unit)
+        unit = FORMATS[self.format.sums].unit if of_sums else self.format.unit
+        return self._bounded(gamma(max(count, self.how.roundings or 0), unit))
+
+    def _bounded(self, rate: Decimal | None) -> Decimal:
+        """A relative error; None notes that the row's errors have no bound."""
         return self.without_error() if rate is None else rate
+
+    @property
+    def how(self) -> Executed:
+        """How it is executed; where that is not known, its rounding errors have no bound."""
+        if self.executed is None:
+            self.without_error()
+        return self.executed or Executed("float32")
 
     @property
     def format(self) -> Format:
         """The format of its result."""
-        if self.executed is None:
-            self.without_error()
-        return FORMATS["float32" if self.executed is None else self.executed.dtype]
+        return FORMATS[self.how.dtype]
 
     def require_held(self, *sizes: Any) -> None:
         """Note a fault if vectors of such norms may overflow."""
@@ -107,26 +113,21 @@ class Inference:
 
     def of_sum(self, count: int, products: bool = False) -> Decimal:
         """The relative error of a sum of so many addends, or of so many products of factors."""
-        if self.executed is None:
-            return self.without_error()
-        depth = self.arithmetic.depth(max(count, self.executed.roundings or 0))
-        rate = gamma(depth, FORMATS[FORMATS[self.executed.dtype].sums].unit)
-        if rate is None:
-            return self.without_error()
-        of_factors = self.arithmetic.of_factors * (products and self.executed.dtype == "float32")
+        depth = self.arithmetic.depth(max(count, self.how.roundings or 0))
+        rate = self._bounded(gamma(depth, FORMATS[self.format.sums].unit))
+        of_factors = self.arithmetic.of_factors * (products and self.how.dtype == "float32")
         return rate + of_factors * (ONE + rate)
 
     def stored(self, size: Any, error: Any, entries: int) -> Any:
         """The error after a result of that size and error is rounded to its dtype, if sums have another one."""
-        if self.format.sums == (self.executed and self.executed.dtype):
+        if self.format.sums == self.how.dtype:
             return error
         return error + self.format.unit * (size + error) + self.format.floor * root(entries)
 
     def of_norm(self, entries: int, least: Decimal, *sizes: Any) -> Decimal:
         """The relative error of vectors that are divided by their norms; see `arithmetic.of_norm`."""
         self.require_held(*(size * size for size in sizes))
-        rate = None if self.executed is None else of_norm(entries, self.executed, self.arithmetic, least)
-        return self.without_error() if rate is None else rate
+        return self._bounded(of_norm(entries, self.how, self.arithmetic, least))
 
     def entries(self) -> int:
         """Return the number of entries of a group of the result."""

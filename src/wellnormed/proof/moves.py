@@ -170,8 +170,8 @@ def _every(array: np.ndarray, holds: Callable[[np.ndarray], np.ndarray]) -> bool
 def _rounded(x: Value, count: int, dtype: Dtype, beside: Decimal = ZERO) -> Value:
     """A value each of whose addends is rounded so often in a dtype, where it must not overflow."""
     form, terms, size = FORMATS[dtype], [], x.floor
-    first, most = gamma(count, form.unit), gamma(count + 1, form.unit)
-    if x.fault or first is None or most is None:
+    first, most = gamma(count, form.unit) or ZERO, gamma(count + 1, form.unit)
+    if x.fault or most is None:
         return replace(x, fault=x.fault or _HERE)
     for term in x.terms:
         base = term.base

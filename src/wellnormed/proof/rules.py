@@ -85,9 +85,9 @@ def _contraction(row: Inference, *, growth: float = 1.0) -> Bounds:
 
 def _of_selection(row: Inference, x: Bounds) -> Decimals:
     """The rounding errors of a contraction: none if it only selects entries, or by the stated number of roundings."""
-    if row.executed is None or row.executed.roundings is None:
+    size, count = x.radius + x.error, row.how.roundings
+    if count is None:
         return x.radius * row.without_error()
-    size, count = x.radius + x.error, row.executed.roundings
     row.require_held(size * size if count else size)
     floor = root(count * row.format.floor) * root(row.entries())  # what a root makes of an underflow
     return (row.rate(0, of_sums=True) + row.rate(0)) * size + floor
@@ -131,8 +131,8 @@ def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = 
     radius, largest = shape.growth * x.radius + shape.at_zero * count, shape.growth * x.largest + shape.at_zero
     if shape.ceiling is not None:
         radius, largest = least(radius, shape.ceiling * count), least(largest, shape.ceiling)
-    error, units = shape.slope * x.error, ERRORS.get(function)
-    if units is None or row.executed is None:
+    error, units, beside = shape.slope * x.error, ERRORS.get(function), Decimal(abs(row.how.beside))
+    if units is None:
         row.without_error()
     elif any(units):
         by_size, by_input, constant = map(Decimal, units)
@@ -141,8 +141,8 @@ def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = 
         row.require_held(8 * (x.largest + x.error))
         own = row.rate(1, of_sums=True) * own + UNDERFLOW * FORMATS[row.format.sums].floor * count
         error = row.stored(radius, error + own, row.entries())
-    if row.executed and row.executed.beside:  # a limit is rounded
-        error = error + (row.rate(1) * Decimal(abs(row.executed.beside)) + row.format.floor) * count
+    if beside:  # a limit is rounded
+        error = error + (row.rate(1) * beside + row.format.floor) * count
     return Bounds(radius, shape.slope * x.gain, largest, error)
 
 
