@@ -19,6 +19,7 @@ def _one_certificate_for_equal_bits():
     """The runs of this room end in few different weights; program and certificates of each are computed once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finish, "certify_model", remembered(finish.certify_model))
+        patch.setattr(finish, "settled_shares", remembered(finish.settled_shares))
         patch.setattr(evaluate, "capture", remembered(evaluate.capture))
         yield
 

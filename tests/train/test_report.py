@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from tests.undrawn import undrawn
+from wellnormed._files import read_json
+from wellnormed.certificates import certifying
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.cli import main
 from wellnormed.models import load
-from wellnormed.train import RunFolder, TrainConfig, report
+from wellnormed.train import RunFolder, TrainConfig, finish, report
 
 from .conftest import with_runs
 from .crash import OPTIONS
@@ -65,6 +67,29 @@ def test_it_says_what_is_proved_in_words_without_markup(run):
     assert "A transformer of blocks whose form keeps their Lipschitz constants" in page
     assert re.search(r"A sample whose tokens each move by at most d in l2 has .* is proved from the weights", page)
     assert "`" not in page.partition("Config")[0]
+
+
+def test_it_says_which_predictions_no_machine_changes(run, monkeypatch):
+    page, found = shown(run), read_json(run.results_file, "", sealed=True)["settled"]
+    shares = found["shares"]
+    for arithmetic in shares:
+        assert f"of {found['tokens']:,} validation predictions are the same on every machine: {arithmetic}" in page
+    *_, double = shares
+    assert double.startswith("float64")
+    assert shares[double] == max(shares.values()) > 0
+    model, windows = load(run.path).eval(), torch.zeros(1, 8, dtype=torch.long)
+    certificate = Certificate.load(run.certificate_file)
+    monkeypatch.setattr(finish, "most_lanes", lambda *_: (2, None))
+    monkeypatch.setattr(certifying, "require_lanes", lambda *_: None)  # which this machine need not keep
+    again = finish.settled_shares(model, certificate, windows)
+    any_order, lanes, double = again["errors"].values()
+    assert double < lanes < any_order == certificate.forward_error
+    assert next(iter(again["shares"].values())) >= certificate.settled(model(windows)).double().mean()
+    assert "not_kept" not in again
+    few = {"tokens": 5, "shares": {"float32": 0.99999}, "errors": {"float32": 0.101}}
+    assert [(value, what[-30:]) for value, what in report._settled(few)] == [
+        ("99.9%", "are within 0.11 of the real ones"[-30:])
+    ]
 
 
 def test_it_needs_no_other_file(run):

@@ -1,5 +1,6 @@
 """The results of checkpoints and of the end: proofs, losses, a sample, certificate, lower bound."""
 
+import copy
 import os
 from typing import Any
 
@@ -8,9 +9,11 @@ from rich.console import Console
 
 import wellnormed as wn
 from wellnormed._files import read_json
-from wellnormed.certificates import UncertifiableError
+from wellnormed.certificates import Arithmetic, UncertifiableError
 from wellnormed.certificates.certificate import Certificate
+from wellnormed.certificates.certifying import settings_of
 from wellnormed.certificates.observing import summary
+from wellnormed.certificates.orders import most_lanes
 from wellnormed.models.files import Model, read_config
 from wellnormed.nn import CappedEmbedding
 from wellnormed.norms import ColNorm
@@ -23,6 +26,8 @@ from wellnormed.train.run_folder import RunFolder
 
 OF_THE_LAST = ("proved_norm_over_cap", "largest_entry", "largest_logit")
 """The entries, besides losses, that the results of a run copy from the last row of its metrics."""
+SETTLED_TOKENS = 8192
+"""So many validation tokens, or one window of them, are predicted to see which predictions are settled."""
 
 
 def evaluated(task: LanguageTask) -> dict[str, Any]:
@@ -62,6 +67,35 @@ def certificate_facts(certificate: Certificate | str, weights: dict[str, torch.T
     }
 
 
+@torch.no_grad()
+def settled_shares(model: Model, certificate: Certificate, windows: torch.Tensor) -> dict[str, Any]:
+    """The shares of predictions that no machine changes, in three arithmetics; see `Certificate.settled`.
+
+    They are float32 with sums in any order; float32 with the order that this machine keeps in linear maps, or, if it
+    keeps none, the reason; and float64 with sums in any order.
+
+    Args:
+        model: The model on the CPU, in float32 and eval mode.
+        certificate: Its certificate, with a `forward_error`.
+        windows: Tokens, `(B, T)`.
+    """
+    domain, double = settings_of(certificate.input_domain), copy.deepcopy(model).double()
+    shapes = {name: tensor.shape for name, tensor in [*model.state_dict().items(), *certificate.computed.items()]}
+    lanes, limit = most_lanes(certificate.rows, shapes.__getitem__)
+    last = next(row for row in certificate.rows if row.name == certificate.rows[-1].inputs[0])
+    margins = last.operation == "linear"  # the rows of the head, whose differences settle more
+    stated = [(model, "float32", Arithmetic(lanes=lanes))] if lanes > 1 else []
+    found: dict[str, Any] = {"tokens": windows.numel(), "shares": {}, "errors": {}}
+    for executed, dtype, arithmetic in [(model, "float32", Arithmetic()), *stated, (double, "float64", Arithmetic())]:
+        each = wn.certify(executed, **domain, margins=margins, arithmetic=arithmetic)
+        masks = [each.settled(executed(part)) for part in windows.split(max(1, 1024 // windows.shape[1]))]
+        found["shares"][f"{dtype}, {arithmetic}"] = float(torch.cat(masks).double().mean())
+        found["errors"][f"{dtype}, {arithmetic}"] = each.forward_error
+    if lanes == 1 and limit is not None:
+        found["not_kept"] = f"adds {limit.depth} times to one of the {limit.inputs} addends of {limit.row}"
+    return found
+
+
 def finish(task: LanguageTask, run: RunFolder, console: Console) -> None:
     """Evaluate, certify and report; the run folder is complete afterwards."""
     config, ranks = task.config, task.ranks
@@ -93,6 +127,9 @@ def finish(task: LanguageTask, run: RunFolder, console: Console) -> None:
             if isinstance(certificate, Certificate):
                 certificate.save(run.certificate_file)
                 results["lower_bound"] = certificate.rms_lower_bound
+                if certificate.forward_error is not None:
+                    windows = task.validation_windows(SETTLED_TOKENS)
+                    results["settled"] = settled_shares(model, certificate, windows)
         results["sample"] = _written(model, task)
         run.save_results(weights, results)
         write_report(run.path)

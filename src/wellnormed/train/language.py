@@ -165,6 +165,12 @@ class LanguageTask(Task[Model]):
         length = self.config.model.length
         return torch.arange(count) * ((self.validation_tokens - 1) // length) // count * length
 
+    def validation_windows(self, tokens: int) -> Tensor:
+        """Windows with at most so many tokens, or one window, spread evenly over the validation tokens, `(B, T)`."""
+        length = self.config.model.length
+        count = max(1, min(tokens, self.validation_tokens - 1) // length)
+        return self.corpus.validation.windows(self._validation_starts(count), length)
+
     @torch.no_grad()
     def evaluate(self, last: bool = False) -> dict[str, float]:
         """Loss and accuracy on the validation tokens, each but the first predicted once; a collective call.

@@ -144,8 +144,21 @@ def facts(
             figures.append((f"{results['largest_entry']:.4g}", "largest activation entry seen"))
         if results.get("proved_norm_over_cap"):
             figures.append((shown(results["proved_norm_over_cap"], ".6f"), "largest proved norm / cap"))
+        figures += _settled(results["settled"]) if "settled" in results else []
         figures.append((f"{results['parameters']:,}", "parameters"))
     return figures
+
+
+def _settled(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """The shares of predictions that no machine changes, rounded down."""
+    lines = []
+    for arithmetic, share in found["shares"].items():
+        error = shown(found["errors"][arithmetic], ".2g")
+        what = f"of {found['tokens']:,} validation predictions are the same on every machine: {arithmetic}"
+        lines.append((f"{shown(100 * share, '.1f', up=False)}%", f"{what}, logits are within {error} of the real ones"))
+    if "not_kept" in found:
+        lines.append(("-", f"the same in float32 with partial sums: none are kept, this machine {found['not_kept']}"))
+    return lines
 
 
 def _axes(title: str, x: str, y: str) -> tuple[Figure, Any]:
