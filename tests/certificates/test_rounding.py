@@ -15,7 +15,7 @@ from campaigns.ulps import FUNCTIONS, floats, share
 from tests.proof.models import Function, small
 from wellnormed.certificates import Arithmetic
 from wellnormed.certificates.certificate import Certificate
-from wellnormed.program.domain import Box
+from wellnormed.program.domain import Box, default_axes
 from wellnormed.proof.functions import ERRORS
 
 aten = torch.ops.aten
@@ -172,6 +172,62 @@ def test_no_order_of_sums_exceeds_the_certified_error(name: str, dtype: torch.dt
     assert max(found) <= 1
     assert max(found) >= LEAST.get(name, 0.0) or dtype != torch.float32
     print(f"{name} {dtype} E {certificate.forward_error:.3g} found {max(found):.3g}")
+
+
+EDGE = torch.tensor([1.0, 2.0**-4])
+"""`1 + 2^-8` is its product with itself, which bfloat16 rounds to 1."""
+
+
+def edges(name: str) -> tuple[Callable[[Any, Tensor], Tensor], Tensor]:
+    """A function of a worst kind, with the input at which it errs most."""
+    torch.manual_seed(0)
+    one, image, ones = 1 + 2.0**-7, torch.rand(2, 1, 12, 12).bfloat16(), torch.ones(1, 1, 9, 9).bfloat16()
+    square = torch.tensor([[[1.4, 1.0], [1.0, 1.3]]])
+    return {
+        "a bias added to what is stored": (
+            lambda s, x: F.linear(x.mT, EDGE[None].bfloat16(), torch.full((1,), one).bfloat16()),
+            torch.stack([EDGE, torch.zeros(2)], 1)[None].bfloat16(),
+        ),
+        "sums stored after each addend": (lambda s, x: F.conv_transpose2d(x, ones), image),
+        "sums of volumes": (lambda s, x: F.adaptive_avg_pool3d(x, 2), torch.full((2, 1, 8, 8, 8), 1 / 3).half()),
+        "a written constant": (lambda s, x: torch.cat([x, x.clone().fill_(0.1)], 1), EDGE[None].bfloat16()),
+        "scaled queries below the least number": (
+            lambda s, x: F.scaled_dot_product_attention(
+                x, x * 2.0**126 * 2.0**125, x * 2.0**125, scale=2.0**-3
+            ),
+            square * 2.0**-125,
+        ),
+        "logits that overflow before their scale": (
+            lambda s, x: torch.softmax((x @ x.flip(-1).mT) * 2.0**-14, -1) @ x, torch.full((1, 2, 64), 40.0).half()
+        ),
+    }[name]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a bias added to what is stored", "sums stored after each addend", "sums of volumes", "a written constant",
+        "scaled queries below the least number", "logits that overflow before their scale",
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:TF32")
+def test_kernels_that_round_most_stay_within_the_certified_error(name: str) -> None:
+    function, x = edges(name)
+    module, axes = Function(function), tuple(default_axes(x.shape))
+    largest = float(x.double().square().mean(axes).sqrt().max())
+    certificate = wn.certify(module, x / 64 if name.endswith("scale") else x, radius=largest * (1 + 1e-9))
+    if certificate.forward_error is None:
+        assert name not in ("a bias added to what is stored", "sums stored after each addend", "a written constant")
+        return
+    torch.set_flush_denormal(name.endswith("least number"))
+    with torch.backends.mkldnn.flags(enabled=False):
+        executed = module(x).double()
+    torch.set_flush_denormal(False)
+    assert certificate.program is not None
+    real = certificate.program.double()(x[:1].double() if certificate.each_sample else x.double())
+    found = (executed[: len(real)] - real).square().sum(certificate.rows[-1].axes).sqrt().max()
+    print(f"{name}: found {found:.3g}, certified {certificate.forward_error:.3g}")
+    assert found <= certificate.forward_error
 
 
 def test_a_stated_arithmetic_changes_the_error_and_is_in_the_file(tmp_path: Any) -> None:

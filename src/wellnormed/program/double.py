@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from wellnormed.program.constants import compute, draws
 from wellnormed.program.dependence import reached, repeats
 from wellnormed.program.errors import DRAWS, UncertifiableError
-from wellnormed.program.operation import kind_of, name_of
+from wellnormed.program.operation import kind_of, name_of, record_of
 from wellnormed.program.places import place
 
 if TYPE_CHECKING:
@@ -124,6 +124,10 @@ class _Writing:
             return self.graph.call_function(aten.to.dtype, (wide, _wide(executed.dtype)))
         call = fx.node.map_aggregate(call, _wide)
         arguments, keywords = call
+        record = record_of(node)
+        if record is not None and record.makes == "constant":  # which certificates use as the model computes it
+            made = self.graph.call_function(node.target, arguments, {**keywords, "dtype": executed.dtype})
+            return self.graph.call_function(aten.to.dtype, (made, _wide(executed.dtype)))
         if name in ("aten.rms_norm.default", "aten.softplus.default"):
             names = [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
             keywords, arguments = {**dict(zip(names, arguments, strict=False)), **keywords}, ()

@@ -143,7 +143,10 @@ def _error(row: Inference, strength: Decimal, added: Decimal) -> Decimals:
     k_error, v_error = (each.error.max(axis, keepdims=True) for each in (rk, rv))
     carried = v_error + strength * v * (q * k_error + k * rq.error)
     size = (strength * q * k + added).max()
-    logits = row.of_sum(width + 6, products=True) * size + row.rate(6) * size + width * strength * row.format.floor
+    most = max(ONE, strength)  # the scale may come before or after the product, or in parts
+    row.require_held(most * (q * k).max() + added, most * q, most * k)
+    lost = width * row.format.floor * most * (ONE + (q + k).max())
+    logits = row.of_sum(width + 6, products=True) * size + row.rate(6) * size + lost
     share = weights_error(row, size, logits, keys, blocks=-(-keys // 16))
     floor = keys * row.format.floor * (root(row.entries()) + 4 * v)
     own = (share + row.of_sum(keys, products=True) * (ONE + share)) * v + floor

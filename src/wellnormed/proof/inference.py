@@ -118,11 +118,14 @@ class Inference:
         of_factors = self.arithmetic.of_factors * (products and self.how.dtype == "float32")
         return rate + of_factors * (ONE + rate)
 
-    def stored(self, size: Any, error: Any, entries: int) -> Any:
-        """The error after a result of that size and error is rounded to its dtype, if sums have another one."""
+    def stored(self, size: Any, error: Any, entries: int, count: int = 1) -> Any:
+        """The error after a result of that size and error is rounded to its dtype so often, if sums have another one.
+
+        A sum to which a bias is added afterwards is rounded twice.
+        """
         if self.format.sums == self.how.dtype:
             return error
-        return error + self.format.unit * (size + error) + self.format.floor * root(entries)
+        return error + self.rate(count) * (size + error) + count * self.format.floor * root(entries)
 
     def of_norm(self, entries: int, least: Decimal, *sizes: Any) -> Decimal:
         """The relative error of vectors that are divided by their norms; see `arithmetic.of_norm`."""

@@ -37,7 +37,8 @@ def linear(row: Inference, *, parts: Size) -> Bounds:
     x_error = r.error if parts == 1 else r.error[..., None]
     absolute = np.array(row.absolute(weight_of(row)[0], parts, weight_of(row)[1]), dtype=object).reshape(view)
     local = row.summed(columns + 1, absolute * (x_radius + x_error) + shift * vectors, row.entries())
-    return Bounds(radius, size * x_gain, radius, row.stored(radius, size * x_error + local, row.entries()))
+    error = row.stored(radius, size * x_error + local, row.entries(), len(row.claims))
+    return Bounds(radius, size * x_gain, radius, error)
 
 
 def average(row: Inference, *, parts: Sizes) -> Bounds:
@@ -141,10 +142,14 @@ def convolution(
     require(not (adjoint and shift), "an adjoint has no bias")
     bias = shift * root(row.entries() // row.shape[1])
     (absolute,) = row.absolute(claim.tensors[0], groups=groups, pixels=token_wise)
-    addends = math.prod(kernel[2:]) * (kernel[0] // groups if adjoint else kernel[1]) + 1
-    local = row.summed(addends, absolute * (radius + error) + bias, row.entries())
-    radius = size * radius + bias
-    return Bounds(radius, size * gain, radius, row.stored(radius, size * error + local, row.entries()))
+    taps = math.prod(kernel[2:])
+    addends = taps * (kernel[0] // groups if adjoint else kernel[1]) + 1
+    total, radius = absolute * (radius + error) + bias, size * radius + bias
+    local = row.summed(addends, total, row.entries())
+    # an adjoint's products with every tap may be stored before they are added up, as many as meet at a pixel
+    meet = math.prod(-(-k * math.gcd(s, d) // s) for k, s, d in zip(kernel[2:], stride, dilation, strict=True))
+    rounded, often = (total, meet + 1) if adjoint else (radius, len(row.claims))
+    return Bounds(radius, size * gain, radius, row.stored(rounded, size * error + local, row.entries(), often))
 
 
 def convex_potential(row: Inference, *, factor: float) -> Bounds:
@@ -193,7 +198,7 @@ def margin(row: Inference, *, factor: float) -> Bounds:
     total = strength * max(lengths) * (r.radius + r.error) + strength * largest
     local = row.of_sum(columns + 1, products=True) * total + (columns + 1) * row.format.floor
     row.require_held(total)
-    error = size * r.error + TWO * row.stored(total, local, 1)  # of either entry
+    error = size * r.error + TWO * row.stored(total, local, 1, len(row.claims))  # of either entry
     return Bounds(radius, size * r.gain, radius, error)
 
 

@@ -196,7 +196,10 @@ def written(ledger: Ledger, source: Value | Stored | float) -> Value:
     """The source of a write as a value; stored tensors and numbers are converted to the dtype of the result."""
     if isinstance(source, Value):
         return source
-    return as_value(ledger, _converted(ledger, source) if isinstance(source, Stored) else ledger.in_dtype(source))
+    value = as_value(ledger, _converted(ledger, source) if isinstance(source, Stored) else ledger.in_dtype(source))
+    if ledger.beside:
+        value, ledger.beside = ledger.move("times", [value], value.shape, {"factor": 1.0}), 0.0
+    return value
 
 
 def _like(target: Callable[..., Tensor]) -> Callable[..., Stored]:

@@ -5,6 +5,7 @@ The operation itself computes the matrices.
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -70,7 +71,13 @@ _ADAPTIVE = [f"aten.adaptive_avg_pool{n}d.default" for n in (1, 2, 3)]
 @operation(*_ADAPTIVE, kind="affine", executed=True)
 def adaptive_average_pool(ledger: Ledger, x: Value, size: Sequence[int]) -> Value:
     """Means over windows that together cover the image; `size` is the number of windows along each of the last axes."""
-    return along_axes(ledger, x, [lambda t, n=n: aten.adaptive_avg_pool1d(t, [n]) for n in size])
+    with _summed_in_dtype(ledger) if len(size) == 3 else nullcontext():
+        return along_axes(ledger, x, [lambda t, n=n: aten.adaptive_avg_pool1d(t, [n]) for n in size])
+
+
+def _summed_in_dtype(ledger: Ledger) -> AbstractContextManager[None]:
+    """Rows of sums that torch rounds to the dtype of the result after each addend; of 16 bits, none has a bound."""
+    return ledger.not_executed() if ledger.dtype.itemsize < 4 else nullcontext()
 
 
 @operation("aten.upsample_linear1d.default", "aten.upsample_bilinear2d.default", kind="affine")
@@ -121,7 +128,9 @@ operation("aten.upsample_bicubic2d.vec", kind="affine")(_interpolating(_cubic))
 def running_sum(ledger: Ledger, x: Value, dim: int, **keywords: Any) -> Value:
     """Cumulative sums along an axis."""
     turned = moves.pick(ledger, x, lambda t: t.movedim(dim, -1))
-    return moves.pick(ledger, along_axes(ledger, turned, [lambda t: t.cumsum(-1)]), lambda t: t.movedim(-1, dim))
+    with _summed_in_dtype(ledger):  # on GPUs
+        sums = along_axes(ledger, turned, [lambda t: t.cumsum(-1)])
+    return moves.pick(ledger, sums, lambda t: t.movedim(-1, dim))
 
 
 @operation("aten.grid_sampler.default", "aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default")
