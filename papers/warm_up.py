@@ -66,7 +66,8 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
         axis.set_xticks([place + 0.175 for place in range(len(POWERS))], TITLES.values())
     bars = [bar.get_height() for axis in axes[0] for bar in axis.patches]
     axes[0, 0].set(ylabel="lowest validation loss", ylim=(min(bars, default=0.0) - 0.05, max(bars, default=1.0) + 0.05))
-    axes[0, 0].legend()
+    if axes[0, 0].get_legend_handles_labels()[0]:  # of a table that has only begun there may be none
+        axes[0, 0].legend()
     figure.suptitle("Weight sharing and warm-up (Shakespeare)")
     return {"warm-up": figure}
 
