@@ -18,10 +18,12 @@ from wellnormed.certificates.observing import INPUT, LOGITS
 from wellnormed.certificates.sizes import short
 from wellnormed.lowering.stored import raw_tensor
 from wellnormed.proof import Row
-from wellnormed.proof.decimals import float_up
+from wellnormed.proof.arithmetic import UNBOUNDED
+from wellnormed.proof.decimals import ZERO, float_up, rounding_up
 from wellnormed.proof.gather import gather
 from wellnormed.proof.moves import moved
 from wellnormed.proof.reading import word
+from wellnormed.proof.rows import Bounds
 from wellnormed.proof.value import Base, Term, Value
 
 FORMATS = {"E5M2": 57344.0, "E4M3": 448.0, "E2M1": 6.0}
@@ -55,6 +57,8 @@ class NumberFormats:
     """The result of `number_formats`; printed, it is a table."""
 
     ranges: tuple[EntryRange, ...]
+    unbounded_at: str = ""
+    """The first row whose rounding errors have no bound: from there on, ranges hold in real arithmetic."""
 
     @property
     def inputs(self) -> dict[str, float]:
@@ -81,6 +85,8 @@ class NumberFormats:
             observed = "-" if each.observed is None else f"{each.observed:.5g}"
             formats = " ".join(each.formats) or "none"
             lines.append(f"{each.shown:{width}}  {short(each.proved):>10}  {observed:>10}  {formats}")
+        if self.unbounded_at:
+            lines.append(f"without rounding errors from {word(self.unbounded_at)} on")
         return "\n".join([*lines, f"all of them: {' '.join(self.holding_all) or 'none'}"])
 
 
@@ -92,10 +98,11 @@ def number_formats(
 ) -> NumberFormats:
     """The largest entry of every bounded operation, of the inputs and weights of linear maps, and of attention logits.
 
-    The bounds are those of the certificate: they hold in real arithmetic, with its weights. They do not include
-    rounding errors, of the format itself or others; leave room for these. The entries of a matrix are at most its
-    spectral norm, which its claim bounds, so a cap on that norm bounds them during training. Operations that only move
-    entries, scale and add have no line; the input of a linear map includes them.
+    The bounds are those of the certificate, with its weights, and hold for the executed program: the largest real
+    entry and the rounding errors. From a row whose rounding errors have no bound, and for attention logits, they hold
+    in real arithmetic. They do not include what the format itself would round; leave room for it. The entries of a
+    matrix are at most its spectral norm, which its claim bounds, so a cap on that norm bounds them during training.
+    Operations that only move entries, scale and add have no line; the input of a linear map includes them.
 
     Args:
         certificate: The proof.
@@ -136,7 +143,7 @@ def number_formats(
         if name.startswith(LOGITS):
             of_layer = seen.get(layer)
         ranges.append(EntryRange(name, size, seen.get(name, of_layer), sufficient))
-    return NumberFormats(tuple(ranges))
+    return NumberFormats(tuple(ranges), certificate.unbounded_at)
 
 
 def _proved(certificate: Certificate, weights: dict[str, Tensor]) -> list[tuple[str, Decimal]]:
@@ -155,8 +162,14 @@ def _proved(certificate: Certificate, weights: dict[str, Tensor]) -> list[tuple[
                 entries.append((claim.tensors[0], Decimal(max(claim.values))))
         if row.name in certificate.attention_logits:
             entries.append((f"{LOGITS}{row.name}", max(certificate.attention_logits[row.name])))
-        entries.append((row.name, max(row.bounds.largest.flat)))
+        entries.append((row.name, _executed(row.bounds)))
     return entries
+
+
+def _executed(bounds: Bounds) -> Decimal:
+    """The largest executed entry, or the largest real one where rounding errors have no bound."""
+    with rounding_up():
+        return max((bounds.largest + np.where(bounds.error < UNBOUNDED, bounds.error, ZERO)).flat)
 
 
 class _Inputs:
@@ -171,7 +184,7 @@ class _Inputs:
         """Bound the entries of a linear row's input, in the groups whose bounds the row uses."""
         for each in self._before(row.inputs[0]):
             self._values[each.name] = self._value(each)
-        return max(gather(self._values[row.inputs[0]], row.reads[0]).largest.flat)
+        return _executed(gather(self._values[row.inputs[0]], row.reads[0]))
 
     def _before(self, name: str) -> Iterator[Row]:
         """The rows that a value is made of, back to rows with bounds, in order."""
