@@ -236,9 +236,7 @@ def test_compiled_blocks_train_as_they_do_uncompiled(letters, changes):
     assert counters["stats"]["unique_graphs"] > 0
     assert max(compiled.constraints.proved_ratios().values()) <= 1
     assert compiled.evaluate()["validation_loss"] == pytest.approx(eager.evaluate()["validation_loss"], rel=digits)
-    seen, other = compiled.observe(), eager.observe()
-    assert seen.entries.keys() == other.entries.keys()
-    assert seen.logits == pytest.approx(other.logits, rel=0.05)  # the largest of many, after three steps
+    assert compiled.observe() == pytest.approx(eager.observe(), rel=0.05)  # the largest of many, after three steps
 
 
 def test_shards_are_evaluated_as_the_text_that_they_are_parts_of(letters):
