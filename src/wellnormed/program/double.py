@@ -126,7 +126,7 @@ class _Writing:
         arguments, keywords = call
         record = record_of(node)
         if record is not None and record.makes == "constant":  # which certificates use as the model computes it
-            made = self.graph.call_function(node.target, arguments, {**keywords, "dtype": executed.dtype})
+            made = self.graph.create_node(node.op, node.target, arguments, {**keywords, "dtype": executed.dtype})
             return self.graph.call_function(aten.to.dtype, (made, _wide(executed.dtype)))
         if name in ("aten.rms_norm.default", "aten.softplus.default"):
             names = [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
