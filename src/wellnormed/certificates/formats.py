@@ -19,7 +19,7 @@ from wellnormed.certificates.sizes import short
 from wellnormed.lowering.stored import raw_tensor
 from wellnormed.proof import Row
 from wellnormed.proof.arithmetic import UNBOUNDED
-from wellnormed.proof.decimals import ZERO, float_up, rounding_up
+from wellnormed.proof.decimals import float_up, rounding_up
 from wellnormed.proof.gather import gather
 from wellnormed.proof.moves import moved
 from wellnormed.proof.reading import word
@@ -169,7 +169,7 @@ def _proved(certificate: Certificate, weights: dict[str, Tensor]) -> list[tuple[
 def _executed(bounds: Bounds) -> Decimal:
     """The largest executed entry, or the largest real one where rounding errors have no bound."""
     with rounding_up():
-        return max((bounds.largest + np.where(bounds.error < UNBOUNDED, bounds.error, ZERO)).flat)
+        return max((bounds.largest + bounds.error * (bounds.error < UNBOUNDED)).flat)
 
 
 class _Inputs:

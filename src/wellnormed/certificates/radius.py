@@ -68,9 +68,10 @@ def _gap(caller: str, certificate: "Certificate", logits: Tensor) -> Tensor:
 
 def _unit_of_the_result(certificate: "Certificate") -> float:
     """The largest relative error of one rounding in the dtype of the program's result."""
-    dtypes = (row.constants["dtype"] if row.operation == "rounding" else row.executed and row.executed.dtype
-              for row in reversed(certificate.rows))  # fmt: skip
-    return float(FORMATS[next(filter(None, dtypes), "bfloat16")].unit)
+    for row in reversed(certificate.rows):
+        if row.operation == "rounding" or row.executed is not None:
+            return float(FORMATS[row.constants["dtype"] if row.executed is None else row.executed.dtype].unit)
+    return 1.0
 
 
 def _slope_of_a_gap(certificate: "Certificate") -> float:
