@@ -134,7 +134,7 @@ def test_a_gpt_within_its_caps_and_its_float8_ranges():
     own = wn.certify(model)
     assert own.lipschitz.log10 <= promised.lipschitz.log10
     for layer, largest in number_formats(own, weights=model.state_dict()).inputs.items():
-        assert largest <= ranges[layer] * (1 + 1e-6)
+        assert largest <= ranges[layer] * (1 + 1e-5)  # which holds the errors of float32
 
 
 class Two(nn.Module):

@@ -667,7 +667,7 @@ FORGED: list[tuple[Any, ...]] = [
     ("mlp", "is empty or cannot", {"z": [row("", "elementwise", "y", (1, 2), function="softshrink")],
         "out.inputs": [""]}),
     ("mlp", "have no bound at", {"document.unbounded_at": "y"}),
-    ("potential", "have no bound at", {"document.unbounded_at": ""}),
+    ("contraction", "have no bound at", {"document.unbounded_at": ""}),
     ("mlp", "another row is called z", {"z": [HONEST["mlp"][0][2], HONEST["mlp"][0][2]]}),
     ("mlp", "no row follows the output", {"out": [end("z", 1, 2), {**end("z", 1, 2), "name": "again"}]}),
     ("mlp", "are no axes", {"out.axes": [1, 1], "out.reads": [[1, 1]]}),
@@ -720,6 +720,7 @@ FORGED: list[tuple[Any, ...]] = [
 """Forgeries: a document, words of its refusal, what is changed, and a true constant above the forged one."""
 F16, BF16, NO_ERROR = {"dtype": "float16"}, {"dtype": "bfloat16", "roundings": 200}, {"error": stated(0)}
 FLAT: Fields = {"shape": (1, 1, 1), "error": stated(0, shape=(1, 1, 1))}
+FLAT_HEADS: Fields = {"shape": (1, 1, 1, 1), "error": stated(0, shape=(1, 1, 1, 1))}
 FAULTS: list[tuple[str, Fields]] = [
     ("mlp", {"y.executed": None}), ("mlp", {"z.executed": None}), ("mlp", {"document.execution": None}),
     ("mlp", {"y.executed": {"dtype": "float32", "roundings": 2**23 + 1}}),
@@ -729,8 +730,13 @@ FAULTS: list[tuple[str, Fields]] = [
         "y.claims.0.values": [4.5]}),
     ("scaling", {"y.executed": BF16}), ("scaling", {**stating("x0", 65000, **NO_ERROR), "y.executed": F16}),
     ("normalization", {"y.executed": BF16}), ("normalization", {"y.constants.eps": 1e-9}),
+    ("attention alone", {**stating("x0", 300, **FLAT_HEADS), **stating("x1", 300, **FLAT_HEADS),
+        "y.constants.scale": 1e-9, "y.executed": F16}),
     ("contraction", {}), ("contraction", {**stating("x0", 300, **NO_ERROR), "y.executed": F16 | {"roundings": 1}}),
-    ("mixture", {}), ("small potential", {}), ("softmax", stating("x0", "1E+9", **FLAT)),
+    ("mixture", {}), ("small potential", {"y.executed": {"dtype": "bfloat16"}}),
+    ("small potential", stating("x0", "6E+35", **NO_ERROR) | {
+        "y.constants.factor": 100.0, "y.executed": {"dtype": "float32"}, "tensors.w": 2 * I4 - 1}),
+    ("softmax", stating("x0", "1E+9", **FLAT)),
     ("tanh", {**stating("x0", 9000, **NO_ERROR), "y.executed": F16}),
     ("ball", {**stating("x0", 100, **FLAT), "y.executed": F16}),
     ("average of tokens alone", {**stating("x0", 6e4, largest=stated(6, shape=(1, 1, 1)), **FLAT), "y.executed": F16}),
