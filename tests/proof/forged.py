@@ -412,6 +412,13 @@ def tokens(name: str, *bounds: Sequence[Any], axes: Sequence[int] = (2,), size: 
 X = tokens("x", (3, 5, 7), (11, 13, 17), (2, 4, 6), ("1E-3", "1E-4", "1E-5"))
 Y = tokens("y", [19], [23], [8], ["1E-2"], axes=(1, 2))
 OUT, ONE = end("z", 1, 3, 2), end("z", 1, 6)
+CUT = [
+    start("x", 1, 4), linear("y", "x", "w", 3, 1, 6),
+    row("y/2", "linear", "x", (1, 2, 3), claim("spectral", "w", 1, 3, parts=2), reads=[[1]], axes=[2], parts=2),
+    row("y/3", "linear", "x", (1, 3, 2), claim("spectral", "w", 1, 2, 3, parts=3), reads=[[1]], axes=[2], parts=3),
+]  # fmt: skip
+CUT_WEIGHT = {"w": np.diag([1.0, 1, 1, 2, 3, 3])[:, [0, 3, 4, 5]]}
+"""A map whose outputs are cut into two parts and into three."""
 MOVED: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
     "sum": ([X, row("z", "add", "x x", (1, 3, 2)), OUT], {}),
     "sum of two": ([X, Y, row("z", "add", "x y", (1, 3, 2)), OUT], {}),
@@ -472,33 +479,24 @@ MOVED: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
         factor="f"), row("z", "add", "s x", (1, 3, 2)), OUT], {"f": np.array([0.5, 3.0])}),
     "across a cut": (
         [
-            start("x", 1, 4), linear("y", "x", "w", 3, 1, 6),
-            row("y/2", "linear", "x", (1, 2, 3), claim("spectral", "w", 1, 3, parts=2), reads=[[1]], axes=[2], parts=2),
-            row("y/3", "linear", "x", (1, 3, 2), claim("spectral", "w", 1, 2, 3, parts=3), reads=[[1]], axes=[2],
-            parts=3),
+            *CUT,
             row("z", "pick", "y", (1, 5, 2), offset=0, tables=[0, [0, 1, 2, 3, -1], [0, 1]]), end("z", 1, 5, 2),
         ],
-        {"w": np.diag([1.0, 1, 1, 2, 3, 3])[:, [0, 3, 4, 5]]},
+        CUT_WEIGHT,
     ),
     "parts of a cut and gaps": (
         [
-            start("x", 1, 4), linear("y", "x", "w", 3, 1, 6),
-            row("y/2", "linear", "x", (1, 2, 3), claim("spectral", "w", 1, 3, parts=2), reads=[[1]], axes=[2], parts=2),
-            row("y/3", "linear", "x", (1, 3, 2), claim("spectral", "w", 1, 2, 3, parts=3), reads=[[1]], axes=[2],
-            parts=3),
+            *CUT,
             row("z", "pick", "y", (1, 4, 2), offset=0, tables=[0, [4, 0, -1, 2], [-1, 1]]), end("z", 1, 4, 2),
         ],
-        {"w": np.diag([1.0, 1, 1, 2, 3, 3])[:, [0, 3, 4, 5]]},
+        CUT_WEIGHT,
     ),
     "parts of a cut": (
         [
-            start("x", 1, 4), linear("y", "x", "w", 3, 1, 6),
-            row("y/2", "linear", "x", (1, 2, 3), claim("spectral", "w", 1, 3, parts=2), reads=[[1]], axes=[2], parts=2),
-            row("y/3", "linear", "x", (1, 3, 2), claim("spectral", "w", 1, 2, 3, parts=3), reads=[[1]], axes=[2],
-            parts=3),
+            *CUT,
             row("z", "pick", "y", (1, 3, 2), offset=0, tables=[0, 2, 1]), end("z", 1, 3, 2),
         ],
-        {"w": np.diag([1.0, 1, 1, 2, 3, 3])[:, [0, 3, 4, 5]]},
+        CUT_WEIGHT,
     ),
     "halves of a cut": (
         [
@@ -506,7 +504,7 @@ MOVED: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
             row("y/2", "linear", "x", (1, 2, 3), claim("spectral", "w", 1, 3, parts=2), reads=[[1]], axes=[2], parts=2),
             row("z", "pick", "y", (1, 2, 3), offset=5, tables=[0, -3, -1]), end("z", 1, 2, 3),
         ],
-        {"w": np.diag([1.0, 1, 1, 2, 3, 3])[:, [0, 3, 4, 5]]},
+        CUT_WEIGHT,
     ),
 }  # fmt: skip
 HONEST |= ROWS | MOVED
