@@ -35,10 +35,9 @@ def constrain(
     There are three ways to say how. `constrain(optimizer, {"*": HardCap(1.0)})` caps the norms of all parameters whose
     names match a pattern. `constrain(optimizer, lipschitz=10.0, example_input=x)` chooses the caps itself, so that
     `certify(model, x, within=constraints)` proves a Lipschitz constant of at most 10, in Euclidean norms, after every
-    step; see
-    `certificates.budget.Budget`. `constrain(optimizer, largest_logit=30.0, example_input=x)` chooses caps within which
-    no attention logit exceeds 30 in absolute value, for any input and before masks; see `certificates.logits.Logits`.
-    `print` of the result shows which parameter is kept in which bound.
+    step; see `certificates.budget.Budget`. `constrain(optimizer, largest_logit=30.0, example_input=x)` chooses caps
+    within which no attention logit exceeds 30 in absolute value, for any input and before masks; see
+    `certificates.logits.Logits`. `print` of the result shows which parameter is kept in which bound.
 
     Weights above their cap are projected onto it at once; from then on every step is checked before and corrected
     after. A parameter that did not move is left alone. The bounds hold as long as only the optimizer changes the
