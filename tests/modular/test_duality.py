@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import wellnormed as wn
 from tests.modular import reference as ref
-from wellnormed.modular import IDENTITY, Atom, Bond, NormedModule, attention, compose, concatenate, residual
+from wellnormed.modular import IDENTITY, Atom, Bond, NormedModule, compose, concatenate, residual
 from wellnormed.modular.tree import Scalar
 
 EXACT = wn.Spectral(method="svd")
@@ -187,46 +187,3 @@ def test_a_weight_shared_with_a_fixed_place_is_fixed():
 def test_errors_name_the_value_and_the_remedy(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def sized(name: str, *spaces) -> Atom:
-    return Atom(name, EXACT, spaces=spaces)
-
-
-RELU, FLATTEN = Bond("relu"), Bond("flatten", spaces=(12, 3))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: sized("b", 2, 10) @ sized("a", 5, 3), r"'b' \(2, 10\) cannot follow 'a' \(5, 3\): it takes 10 and is"),
-        (lambda: sized("b", 2, 10) @ RELU @ (0.5 * sized("a", 5, 3)), r"'b' \(2, 10\) cannot follow 'a' \(5, 3\)"),
-        (lambda: (sized("c", 4, 2) @ sized("b", 2, 10)) @ RELU @ sized("a", 5, 3), r"'b' \(2, 10\) cannot follow 'a'"),
-        (lambda: sized("b", 2, 10) @ residual(sized("a", 5, 5), 0.5), r"'b' \(2, 10\) cannot follow 'add' \(5, None\)"),
-        (lambda: sized("b", 2, 3) @ FLATTEN @ sized("a", 3, 3), r"'b' \(2, 3\) cannot follow 'flatten' \(12, 3\)"),
-        (lambda: Atom("b", EXACT) @ sized("head", 5, "logits") @ sized("a", "stream", 3), "takes logits and is given"),
-        (
-            lambda: concatenate(sized("b", 2, 10), RELU @ sized("a", 5, 3)) @ IDENTITY,
-            "one input cannot lie in 10 and 3",
-        ),
-        (lambda: sized("b", 2, 3) + sized("a", 5, 3), "outputs of 2 and 5 cannot be added"),
-        (lambda: residual(sized("a", 5, 3), 0.5), "outputs of 3 and 5 cannot be added"),
-        (lambda: attention(*(sized(n, 4, 3) for n in "qk"), sized("v", 4, 2)), "one input cannot lie in 2 and 3"),
-    ],
-)
-def test_modules_whose_stated_spaces_do_not_fit_are_refused(make, message):
-    """MD definitions 6 and 7 ask for equal spaces."""
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_spaces_that_fit_are_known_and_modules_that_state_none_fit_everywhere():
-    block = residual(sized("b", 5, 8) @ RELU @ sized("a", 8, 5), 0.5)
-    assert (sized("head", 2, 5) @ block @ sized("first", 5, 3)).spaces == (2, 3)
-    assert block.spaces == (5, 5)
-    assert (sized("o", 3, 4) @ attention(*(sized(n, 4, 3) for n in "qkv"))).spaces == (3, 3)
-    assert (sized("o", 3, 4) @ attention(*(Atom(n, EXACT) for n in "qkv"))).spaces == (3, None)
-    assert concatenate(sized("b", 2, 3), RELU).spaces == (None, 3)
-    assert (sized("c", 7, 9) @ Atom("b", EXACT) @ sized("a", 5, 3)).spaces == (7, 3)
-    assert (RELU @ FLATTEN @ RELU).spaces == (12, 3)
-    assert (RELU @ RELU).spaces == (None, None)

@@ -29,7 +29,7 @@ def bits(folder):
             rows = [json.loads(each) for each in (content.splitlines() if path.suffix == ".jsonl" else [content])]
             for row in rows:
                 row.pop("digest")
-                for timed in ("tokens_per_second", "peak_memory_bytes", "update_share", "metrics_sha256"):
+                for timed in ("tokens_per_second", "peak_memory_bytes", "metrics_sha256"):
                     row.pop(timed, None)
                 row.get("sha256", {}).pop("metrics.jsonl", None)  # which covers the speeds
             content = json.dumps(rows).encode()

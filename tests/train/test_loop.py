@@ -34,7 +34,7 @@ KILLED = TrainConfig(
 
 
 def without_timing(run):
-    timed = ("tokens_per_second", "peak_memory_bytes", "update_share")
+    timed = ("tokens_per_second", "peak_memory_bytes")
     return [{k: v for k, v in row.items() if k not in timed} for row in run.read_metrics()]
 
 

@@ -21,7 +21,7 @@ nanogpt --steps 6 --batch 4 --model.width 16 --model.blocks 1 --model.heads 2 --
 """.split()  # noqa: SIM905 (a command line reads best as one)
 CHARACTERS = ["--source", "text.txt", *OPTIONS]
 KINDS = {"characters": CHARACTERS, "tokens": TOKENS}
-TIMED = ("peak_memory_bytes", "update_share", "tokens_per_second")
+TIMED = ("peak_memory_bytes", "tokens_per_second")
 
 
 @pytest.fixture(scope="module")

@@ -46,4 +46,4 @@ def attention(
     similarity = compose(Scalar(scale), Bond("similarity <q, k> / d"), concatenate(query, key))
     logits = similarity if bias is None else similarity + bias
     weights = replace(compose(Bond("softmax"), logits), label="attention weights")
-    return compose(Bond("weighted mean of values", spaces=(value.spaces[0], None)), concatenate(value, weights))
+    return compose(Bond("weighted mean of values"), concatenate(value, weights))

@@ -9,10 +9,9 @@ factor.
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -21,11 +20,6 @@ from torch import Tensor, nn
 from wellnormed.norms import Norm
 from wellnormed.routing.patterns import match_patterns
 from wellnormed.routing.tables import aligned
-
-Space = int | str | None
-"""The size or the name of a space; None if it is not stated, or is a product of others."""
-Spaces = tuple[Space, Space]
-"""Output space and input space, in the order of the shape of a linear layer's weight."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +52,6 @@ class NormedModule(ABC):
     Operators, read from right to left like functions: `f @ g` composes, `f @ (g, h)` feeds a tuple, `f + g` adds the
     outputs, `c * f` multiplies the output.
 
-    Atoms and bonds may state their spaces. Where they do, `f @ g` is refused unless the outputs of g are the inputs of
-    f (MD definition 6), and so are tuples of modules with different inputs (definition 7), and sums of different
-    outputs. The tree of a model states none: its forward pass is the check.
-
     Example:
         >>> from wellnormed.norms import Spectral
         >>> mlp = Atom("out", Spectral()) @ Bond("relu") @ Atom("in", Spectral())
@@ -85,11 +75,6 @@ class NormedModule(ABC):
         @property
         def sensitivity(self) -> float:
             """Lipschitz constant in the input, not negative."""
-            ...
-
-        @property
-        def spaces(self) -> Spaces:
-            """Output and input space, as far as they are stated."""
             ...
 
     @property
@@ -242,9 +227,7 @@ class NormedModule(ABC):
         return compose(self, concatenate(*other) if isinstance(other, tuple) else other)
 
     def __add__(self, other: "NormedModule") -> "NormedModule":
-        both = concatenate(self, other)
-        outputs = [both.spaces[1] if _keeps_space(m) else m.spaces[0] for m in both.modules]
-        return compose(Bond("add", spaces=(_one_space(outputs, "outputs of {} cannot be added"), None)), both)
+        return compose(Bond("add"), concatenate(self, other))
 
     def __rmul__(self, factor: float) -> "NormedModule":
         return compose(Scalar(factor), self)
@@ -276,20 +259,12 @@ class Atom(NormedModule):
         weight_norm: Bounds what the weight does: |J_w dw| <= weight_norm(dw) on unit inputs (MD definition 5).
         mass: Share of feature learning; 0 fixes the weight.
         sensitivity: Largest change of its output over the change of its input at weight norm 1; 0 for a bias.
-        spaces: Its output and input space, such as the shape (5, 3) of a linear layer's weight.
-
-    Example:
-        >>> from wellnormed.norms import Spectral
-        >>> Atom("b", Spectral(), spaces=(2, 10)) @ Bond("relu") @ Atom("a", Spectral(), spaces=(5, 3))
-        Traceback (most recent call last):
-        ValueError: 'b' (2, 10) cannot follow 'a' (5, 3): it takes 10 and is given 5; mend one of their `spaces`
     """
 
     name: str
     weight_norm: Norm
     mass: float = 1.0
     sensitivity: float = 1.0
-    spaces: Spaces = (None, None)
 
     def __post_init__(self) -> None:
         _check(self.name, mass=self.mass, sensitivity=self.sensitivity)
@@ -305,14 +280,12 @@ class Atom(NormedModule):
 class Bond(NormedModule):
     """A function without weights, such as an activation (MD section 4.2).
 
-    Its sensitivity is its Lipschitz constant, where its inputs have norm at most 1. Without `spaces` it is taken for
-    a function of a space into itself.
+    Its sensitivity is its Lipschitz constant, where its inputs have norm at most 1.
     """
 
     name: str
     sensitivity: float = 1.0
     mass: float = field(default=0.0, init=False, repr=False)
-    spaces: Spaces = (None, None)
 
     def __post_init__(self) -> None:
         _check(self.name, sensitivity=self.sensitivity)
@@ -337,9 +310,6 @@ class _Compound(NormedModule):
     """Name in the printed tree, such as a module's; the kind of compound without it."""
     _kind: ClassVar[str]
 
-    def __post_init__(self) -> None:
-        _ = self.spaces  # refuses parts that do not fit
-
     @property
     def name(self) -> str:
         return self.label or self._kind
@@ -361,16 +331,6 @@ class Composition(_Compound):
     @cached_property
     def sensitivity(self) -> float:
         return math.prod(m.sensitivity for m in self.modules)
-
-    @cached_property
-    def spaces(self) -> Spaces:
-        chain = [module for module in self.modules if not _keeps_space(module)]
-        for after, before in pairwise(chain):
-            taken, given = after.spaces[1], before.spaces[0]
-            if None not in (taken, given) and taken != given:
-                why = f"it takes {taken} and is given {given}; mend one of their `spaces`"
-                raise ValueError(f"{after.name!r} {after.spaces} cannot follow {before.name!r} {before.spaces}: {why}")
-        return (chain[0].spaces[0], chain[-1].spaces[1]) if chain else (None, None)
 
     @property
     def children(self) -> tuple[NormedModule, ...]:
@@ -395,10 +355,6 @@ class Concatenation(_Compound):
     def sensitivity(self) -> float:
         return math.fsum(m.sensitivity for m in self.modules)
 
-    @cached_property
-    def spaces(self) -> Spaces:
-        return None, _one_space([m.spaces[1] for m in self.modules], "one input cannot lie in {}")
-
     @property
     def children(self) -> tuple[NormedModule, ...]:
         return self.modules
@@ -411,8 +367,7 @@ class Concatenation(_Compound):
 def compose(*modules: NormedModule) -> Composition:
     """`compose(f, g, h)` is `f @ g @ h`: h is applied first. Compositions without a label are merged into one.
 
-    Mass is the sum, sensitivity the product (MD definition 6). An output that does not fit the next input is refused
-    where both state their space.
+    Mass is the sum, sensitivity the product (MD definition 6).
     """
     parts: list[NormedModule] = []
     for module in modules:
@@ -423,18 +378,6 @@ def compose(*modules: NormedModule) -> Composition:
 def concatenate(*modules: NormedModule) -> Concatenation:
     """The tuple `(f, g, ...)` of modules on one input: masses and sensitivities add (MD definition 7)."""
     return Concatenation(modules)
-
-
-def _keeps_space(module: NormedModule) -> bool:
-    return isinstance(module, Bond) and module.spaces == (None, None)
-
-
-def _one_space(spaces: Iterable[Space], why_not: str) -> Space:
-    """The space on which all stated spaces agree; None if none is stated."""
-    stated = list(dict.fromkeys(space for space in spaces if space is not None))
-    if len(stated) > 1:
-        raise ValueError(f"{why_not.format(' and '.join(map(str, stated)))}; mend the `spaces` of the modules")
-    return stated[0] if stated else None
 
 
 def _check_names(tree: Mapping[str, Any], tensors: Mapping[str, Any], what: str) -> None:

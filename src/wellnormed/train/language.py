@@ -3,7 +3,6 @@
 import hashlib
 import math
 import sys
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property
@@ -81,11 +80,6 @@ class LanguageTask(Task[Model]):
         model, self.runner, group = built(config, self.generators["initial weights"], ranks, prepared)
         optimizer, held_by = (optimizer_of or build_optimizer)(model, config, group)
         super().__init__(model, optimizer, held_by, config.steps, self.generators["order of the data"], schedule)
-        self.update_seconds: float | None = None
-        """The seconds of the optimizer's last step and its constraints, if it was `timed`."""
-        self.timed = False
-        optimizer.register_step_pre_hook(lambda *_: self._clock(begin=True))
-        optimizer.register_step_post_hook(lambda *_: self._clock(begin=False))
 
     def prepared(self, model: Model) -> Model:
         """The module to train instead of this freshly initialised model; subclasses override it."""
@@ -327,14 +321,6 @@ class LanguageTask(Task[Model]):
             seen = self.ranks.gather(observed(self.model, call))
         self.model.train()
         return {name: max(own[name] for own in seen) for name in seen[0]}
-
-    def _clock(self, begin: bool) -> None:
-        if not self.timed:
-            return
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        now = time.perf_counter()
-        self.update_seconds = -now if begin else now + (self.update_seconds or 0.0)
 
 
 OptimizerOf = Callable[[Model, TrainConfig, Any], tuple[torch.optim.Optimizer, constraints.Constraints | None]]

@@ -214,18 +214,16 @@ def _run(task: LanguageTask, run: RunFolder, console: Console) -> None:
 def _steps(task: LanguageTask, run: RunFolder, console: Console) -> None:
     config, ranks = task.config, task.ranks
     tokens = config.batch * config.model.length
-    logged, since, before = task.step, time.perf_counter(), time.perf_counter()
+    logged, since = task.step, time.perf_counter()
 
     def watch(task: LanguageTask, loss: float) -> None:
-        nonlocal logged, since, before, rate
+        nonlocal logged, since, rate
         step, now = task.step, time.perf_counter()
         saving = step % config.checkpoint_every == 0 or step == config.steps
         if saving or step % config.log_every == 0 or step == 1:
             row: dict[str, Any] = {"step": step, "loss": loss, "learning_rate": rate}
             row["tokens_per_second"] = round((step - logged) * tokens / (now - since))
             row["peak_memory_bytes"] = _peak_memory(task.device)
-            if task.timed and task.update_seconds is not None:
-                row["update_share"] = task.update_seconds / (now - before)
             if task.constraints is not None:
                 row["norms_over_caps"] = task.constraints.norm_ratios()
             if saving:
@@ -240,8 +238,6 @@ def _steps(task: LanguageTask, run: RunFolder, console: Console) -> None:
             show(step, None)
         task.requests.after_step(saving, save)
         rate = task.learning_rate()
-        task.timed = any((step + 1) % every == 0 for every in (config.log_every, config.checkpoint_every))
-        before = time.perf_counter()
 
     def save() -> None:
         tensors, facts = task.state()
@@ -250,7 +246,7 @@ def _steps(task: LanguageTask, run: RunFolder, console: Console) -> None:
         save_parts(folder, tensors, facts | run.expected_of(folder), metrics, ranks)
         ranks.by_first(run.remove_leftovers)
 
-    task.timed, rate = True, task.learning_rate()  # the rate of the next step
+    rate = task.learning_rate()  # the rate of the next step
     with progress_display(console, task.step, config.steps, config.checkpoint_every) as show:
         fit(task, watch)
 
@@ -266,8 +262,6 @@ def _peak_memory(device: torch.device) -> int:
 def _shown(row: dict[str, Any]) -> str:
     """A row of metrics in words."""
     words = [f"loss {row['loss']:.3f}", f"lr {row['learning_rate']:.4f}", f"{row['tokens_per_second']:,} tokens/s"]
-    if "update_share" in row:
-        words.append(f"update {row['update_share']:.0%}")
     if "norms_over_caps" in row:
         words.append(f"norm/cap {max(row['norms_over_caps'].values()):.4f}")
     if "validation_loss" in row:

@@ -226,16 +226,9 @@ def _entries_figure(metrics: list[dict[str, Any]]) -> Figure:
 def _speed_figure(metrics: list[dict[str, Any]]) -> Figure:
     figure, axes = _axes("Speed", "step", "tokens a second")
     rows = [row for row in metrics if "tokens_per_second" in row]
-    axes.plot(
-        [r["step"] for r in rows], [r["tokens_per_second"] for r in rows], color=BLUE, lw=1, label="tokens a second"
-    )
+    axes.plot([r["step"] for r in rows], [r["tokens_per_second"] for r in rows], color=BLUE, lw=1)
     axes.set_ylim(bottom=0)
-    if points := [(row["step"], row["update_share"]) for row in metrics if "update_share" in row]:
-        shares = axes.twinx()
-        shares.set(ylabel="share of a step", ylim=(0, 1.05))
-        shares.spines["top"].set_visible(False)
-        shares.plot(*zip(*points, strict=True), ".-", color=ORANGE, lw=1, label="update and constraints")
-    return _with_legend(figure)
+    return figure
 
 
 def _growth_figure(certificate: Certificate) -> Figure:
