@@ -413,12 +413,35 @@ def test_a_learned_slope_is_bounded_by_its_cap_of_the_moment():
     assert slope["1.weight"] == pytest.approx(1, rel=0.01)
 
 
-def test_running_statistics_that_would_change_are_refused_before_the_step():
+class Normalized(nn.Module):
+    """A batch norm whose statistics have other names; with `frozen`, in training mode too."""
+
+    def __init__(self, frozen=False):
+        super().__init__()
+        self.frozen = frozen
+        self.register_buffer("average", torch.zeros(8))
+        self.register_buffer("running_var", torch.ones(8))
+
+    def forward(self, x):
+        if self.frozen:
+            return (x - self.average) * self.running_var.rsqrt()
+        return nn.functional.batch_norm(x, self.average, self.running_var, training=self.training)
+
+
+def test_statistics_that_training_does_not_change_are_no_obstacle():
+    model = nn.Sequential(nn.Linear(8, 8), Normalized(frozen=True), nn.BatchNorm1d(8).eval(), nn.Linear(8, 3))
+    optimizer = wn.Scion(model, lr=0.02)
+    wn.constrain(optimizer, lipschitz=5.0, example_input=X)
+    step(model, X, optimizer)
+
+
+@pytest.mark.parametrize(("layer", "name"), [(nn.BatchNorm1d(8), "BatchNorm1d"), (Normalized(), "Normalized")])
+def test_running_statistics_that_would_change_are_refused_before_the_step(layer, name):
     """torch does not count what a batch norm writes into them."""
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).eval()
+    model = nn.Sequential(nn.Linear(8, 8), layer, nn.Linear(8, 3)).eval()
     optimizer = wn.Scion(model, lr=0.02)
     wn.constrain(optimizer, lipschitz=5.0, example_input=X)
     step(model, X, optimizer)
     model.train()
-    with pytest.raises(ValueError, match="BatchNorm1d changes its running statistics while it trains"):
+    with pytest.raises(ValueError, match=f"{name} changes its running statistics while it trains"):
         step(model, X, optimizer)

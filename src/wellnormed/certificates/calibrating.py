@@ -189,11 +189,11 @@ class _Watched:
 
 
 def _has_scale(module: nn.Module) -> bool:
-    """Whether it is a ball projection or has an eps; not batch norm, which is affine in evaluation mode."""
+    """Whether it is a ball projection or has an eps; not with buffers, as batch norm, which divides by those."""
     if isinstance(module, BallProjection | nn.LayerNorm | nn.RMSNorm):
         return True
-    constants = getattr(module, "running_mean", None) is not None or any(module.children())
-    return not constants and any(re.search("(^|_)eps", name) for name in vars(module))
+    composed = any(True for _ in module.buffers(recurse=False)) or any(True for _ in module.children())
+    return not composed and any(re.search("(^|_)eps", name) for name in vars(module))
 
 
 def _doubt(module: nn.Module) -> str:

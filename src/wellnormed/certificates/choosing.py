@@ -20,7 +20,7 @@ from wellnormed.certificates.cost import cost_of
 from wellnormed.certificates.logits import Logits, for_most_inputs, logit_caps
 from wellnormed.certificates.printing import only_relu
 from wellnormed.certificates.promising import promise_of
-from wellnormed.certificates.proved_caps import refuse_training, statistics_of
+from wellnormed.certificates.proved_caps import layers_with, refuse_training
 from wellnormed.certificates.sizes import UNITS, Unit
 from wellnormed.certificates.within import Capped, Within, constant_of
 from wellnormed.constraints import ColumnCap, Constraint, Constraints, HardCap
@@ -106,6 +106,7 @@ def constrain_to(
     within, rows = bounded[-1], bounded[-1].rows(start | bounded[-1].tables())
     state = dict(named) | dict(model.named_buffers(remove_duplicate=False))
     fixed = {name: state[name] for name in program.stored if name in state and name not in within.promised}
+    refuse_training(layers_with((fixed[name] for name in within.statistics() & fixed.keys()), model))
     if asked.of_logits:
         within = for_most_inputs(within, start)
         caps = logit_caps(optimizer, {a.name: a.parameter for a in assignment}, within, start, asked.most)
@@ -150,7 +151,6 @@ def _require_all(optimizer: torch.optim.Optimizer, model: nn.Module, program: Pr
 @contextlib.contextmanager
 def _evaluating(model: nn.Module) -> Iterator[nn.Module]:
     """The model in evaluation mode, on the CPU: itself, or a copy where it lies elsewhere."""
-    refuse_training(module for each in statistics_of(model) if (module := each()) is not None)
     if any(each.device.type != "cpu" for each in (*model.parameters(), *model.buffers())):
         yield copy.deepcopy(model).cpu().eval()
         return

@@ -49,7 +49,10 @@ class ProvedCaps(Constraints):
         self._fixed: dict[str, tuple[Tensor, Mark]] = {name: (tensor, mark(tensor)) for name, tensor in fixed.items()}
         self._caps = {name: torch.tensor(cap, dtype=torch.float64) for name, cap in caps.items()}
         super().__init__(optimizer, constrained, left_out, prove, model)
-        self._members, self._statistics = self._found(), statistics_of(self._model())
+        self._members, self._layers = self._found(), layers_with(self._statistics(), self._model())
+
+    def _statistics(self) -> list[Tensor]:
+        return [self._fixed[name][0] for name in self._within.statistics() & self._fixed.keys()]
 
     def _displaced(self) -> dict[str, str]:
         return {}  # the captured program contains the parametrizations; `_require_same_model` refuses later changes
@@ -67,7 +70,7 @@ class ProvedCaps(Constraints):
     def before(self, optimizer: torch.optim.Optimizer, changes: Mapping[str, float]) -> None:
         if self._model_changed():
             self._require_same_model()
-        refuse_training(module for each in self._statistics if (module := each()) is not None)
+        refuse_training(self._layers)
         self._require_fixed(optimizer)
         self._require_proved()
         super().before(optimizer, changes)
@@ -121,7 +124,7 @@ class ProvedCaps(Constraints):
         model = self._model()
         buffers = {} if model is None else dict(model.named_buffers())
         self._fixed = {name: (buffers.get(name, tensor), seen) for name, (tensor, seen) in self._fixed.items()}
-        self._statistics = statistics_of(model)
+        self._layers = layers_with(self._statistics(), model)
 
     def _require_proved(self) -> None:
         """Refuse a step if the constant is not proved for the values that frozen tensors have now."""
@@ -136,12 +139,12 @@ class ProvedCaps(Constraints):
         self._see()
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_members", "_statistics")
+        left = ("_members", "_layers")
         return {name: value for name, value in super().__getstate__().items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._members, self._statistics = self._found(), statistics_of(self._model())
+        self._members, self._layers = self._found(), layers_with(self._statistics(), self._model())
 
     def _keeps(self, caps: Caps) -> bool:
         return self._within.constant(caps) <= Decimal(self._asked)
@@ -159,15 +162,16 @@ class ProvedCaps(Constraints):
                 c.constraint = replace(c.constraint, cap=caps[c.name])
 
 
-def statistics_of(model: nn.Module | None) -> list[weakref.ref[nn.Module]]:
-    """The modules that may have running statistics."""
-    return [] if model is None else [weakref.ref(m) for m in model.modules() if "running_mean" in m._buffers]
+def layers_with(statistics: Iterable[Tensor], model: nn.Module | None) -> list[weakref.ref[nn.Module]]:
+    """The modules of a model that have these running statistics."""
+    known, modules = {id(each) for each in statistics}, () if model is None else model.modules()
+    return [weakref.ref(m) for m in modules if any(id(each) in known for each in m.buffers(recurse=False))]
 
 
-def refuse_training(modules: Iterable[nn.Module]) -> None:
+def refuse_training(layers: Iterable[weakref.ref[nn.Module]]) -> None:
     """Refuse layers that write statistics that the constant depends on, without torch counting the writes."""
-    for module in modules:
-        if module.training and module.running_mean is not None:
+    for layer in layers:
+        if (module := layer()) is not None and module.training:
             raise ValueError(
                 f"constrain: {type(module).__name__} changes its running statistics while it trains, on which the "
                 "constant depends; call eval() on it, and keep it there, or take a layer without them"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from wellnormed.certificates.certifying import promised
 from wellnormed.certificates.promising import any_entries, promise_of
@@ -17,6 +17,7 @@ from wellnormed.lowering.walk import Walk, proved_again, walked
 from wellnormed.norms import Norm
 from wellnormed.program.domain import Box, Domain
 from wellnormed.program.errors import UncertifiableError
+from wellnormed.program.operation import record_of
 from wellnormed.program.program import Program
 from wellnormed.proof import CheckError, Promise, Proof, Row
 from wellnormed.proof.decimals import assumed, between
@@ -219,6 +220,12 @@ class Within:
         with torch.no_grad():
             self._program.stored[name].tensor.copy_(values)
         self._walk, self._last = None, ({}, math.nan)
+
+    def statistics(self) -> set[str]:
+        """The names of the running statistics that operations of the program read."""
+        records = [(node, record) for node in self._program.nodes if (record := record_of(node)) is not None]
+        read = [node.args[i] for node, record in records for i in record.statistics]
+        return {str(each.target) for each in read if isinstance(each, fx.Node) and each.op == "get_attr"}
 
     def tables(self) -> dict[str, float]:
         """Name of every capped embedding table -> the largest cap at which the domain contains all its rows."""

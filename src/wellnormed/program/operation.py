@@ -43,6 +43,8 @@ class Operation:
     """Whether it makes a tensor whose entries do not depend on its arguments: a constant, or uninitialised memory."""
     shape_only: tuple[int, ...] = ()
     """The positions of arguments of which only the shape and dtype count."""
+    statistics: tuple[int, ...] = ()
+    """The positions of running statistics, which it writes in training mode, uncounted by torch."""
     slides: bool = False
     """Whether it applies one map to all windows along the axes after the second, as convolutions do."""
     executed: bool = False
@@ -65,6 +67,7 @@ def operation(
     bounded: bool = True,
     makes: Literal["", "constant", "memory"] = "",
     shape_only: tuple[int, ...] = (),
+    statistics: tuple[int, ...] = (),
     slides: bool = False,
     executed: bool | None = None,
     family: str = "",
@@ -84,6 +87,7 @@ def operation(
         bounded: Whether they have a bound; if not, the function always refuses, with a remedy.
         makes: As in `Operation`.
         shape_only: As in `Operation`.
+        statistics: As in `Operation`.
         slides: As in `Operation`.
         executed: As in `Operation`; by default whether they only place, keep or drop entries.
         family: As in `Operation`.
@@ -104,7 +108,9 @@ def operation(
 
     def register(function: F) -> F:
         for name in map(name_of, targets):
-            OPERATIONS[name] = Operation(name, kind, function, bounded, makes, shape_only, slides, executed, family)
+            OPERATIONS[name] = Operation(
+                name, kind, function, bounded, makes, shape_only, statistics, slides, executed, family
+            )
         return function
 
     return register

@@ -80,7 +80,7 @@ def group_norm(
     return _by_channel(ledger, moves.pick(ledger, normal, lambda t: t.reshape(shape)), weight, bias)
 
 
-@operation("aten.instance_norm.default", executed=True)
+@operation("aten.instance_norm.default", statistics=(3, 4), executed=True)
 def instance_norm(
     ledger: Ledger, x: Value, weight: Any, bias: Any, mean: Any, variance: Any, use_input: bool, *rest: Any
 ) -> Value:
@@ -91,7 +91,7 @@ def instance_norm(
     return _with_statistics(ledger, x, weight, bias, mean, variance, eps)
 
 
-@operation("aten._native_batch_norm_legit_no_training.default", kind="affine", executed=True)
+@operation("aten._native_batch_norm_legit_no_training.default", kind="affine", statistics=(3, 4), executed=True)
 def batch_norm(
     ledger: Ledger, x: Value, weight: Any, bias: Any, mean: Stored, variance: Stored, momentum: float, eps: float
 ) -> list[Value]:
@@ -99,7 +99,7 @@ def batch_norm(
     return [_with_statistics(ledger, x, weight, bias, mean, variance, eps)]
 
 
-@operation("aten.batch_norm.default", executed=True)
+@operation("aten.batch_norm.default", statistics=(3, 4), executed=True)
 def batch_norm_whole(
     ledger: Ledger, x: Value, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *rest: Any
 ) -> Value:
