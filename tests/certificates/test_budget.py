@@ -376,7 +376,7 @@ def refusals():
     yield wn.Scion(model), {"lipschitz": 5.0, "example_input": X, "move_every": 0.5}, "move_every=0.5 is of type float"
     yield wn.Scion(model), {"example_input": X}, "example_input belong to lipschitz="
     yield wn.Scion(model), {"norm": "rms"}, "norm belong to lipschitz="
-    yield wn.Scion(model), {"lipschitz": 5.0, "norm": "l2", "example_input": X}, "norm must be one of euclidean, rms"
+    yield wn.Scion(model), {"lipschitz": 5.0, "norm": "l2", "example_input": X}, "norm='l2' is not one of euclidean"
     yield torch.optim.SGD(model.parameters(), lr=0.1), {"lipschitz": 5.0, "example_input": X}, "pass norms=model"
     some = torch.optim.SGD(model[0].parameters(), lr=0.1)
     yield some, {"lipschitz": 5.0, "example_input": X, "norms": model}, "one optimizer, which lacks 1.f.0.weight"

@@ -1,9 +1,7 @@
 """`certify`: capture what a model executes, and bound every operation."""
 
-import inspect
 import platform
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any, Literal
 
 import numpy as np
@@ -11,8 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed._devices import default_on_cpu
-from wellnormed._inputs import require_module, require_numbers
+from wellnormed._inputs import require_choice
 from wellnormed._version import VERSION
+from wellnormed.certificates.arguments import (
+    domain_from,
+    example_of,
+    require_cpu,
+    require_model_or_program,
+    unwrapped,
+    with_keywords,
+)
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.orders import require_lanes
 from wellnormed.certificates.promising import any_entries, promise_of
@@ -22,9 +28,9 @@ from wellnormed.lowering.networks import Joint
 from wellnormed.lowering.walk import Walk, walked
 from wellnormed.program.capturing import capture
 from wellnormed.program.comparing import Comparison
-from wellnormed.program.domain import Box, Domain
+from wellnormed.program.domain import Domain
 from wellnormed.program.errors import UncertifiableError, refusing
-from wellnormed.program.program import Example, Program, arguments_of, tensors_of
+from wellnormed.program.program import Program
 from wellnormed.proof import Promise
 from wellnormed.proof.arithmetic import Arithmetic
 from wellnormed.proof.check import conclude
@@ -114,9 +120,9 @@ def certify(
     """
     require_model_or_program("certify", model, example_input=example_input, output=output, within=within, **inputs)
     model = unwrapped(model)
-    _require_cpu(model.module if isinstance(model, Program) else model, within)
-    if effort not in ("standard", "high") and not isinstance(effort, Joint):
-        raise ValueError(f"certify: effort must be 'standard' or 'high', got {effort!r}")
+    require_cpu(model.module if isinstance(model, Program) else model, within)
+    if not isinstance(effort, Joint):
+        require_choice("certify: effort", effort, ("standard", "high"))
     joint = effort if isinstance(effort, Joint) else Joint() if effort == "high" else None
     if within is not None and joint is not None:
         raise ValueError(
@@ -287,105 +293,3 @@ def _memory(tensor: Tensor) -> tuple[torch.device, int, int]:
 
 def _overlap(a: tuple[torch.device, int, int], b: tuple[torch.device, int, int]) -> bool:
     return a[0] == b[0] and max(a[1], b[1]) < min(a[2], b[2])
-
-
-def unwrapped(model: Any) -> Any:
-    """The module inside `DistributedDataParallel` or `torch.compile`; the wrappers' own code cannot be captured."""
-    from torch._dynamo.eval_frame import OptimizedModule  # takes a second, which a capture needs anyway
-
-    while isinstance(model, nn.parallel.DistributedDataParallel | OptimizedModule):
-        model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model._orig_mod
-    return model
-
-
-def domain_from(caller: str, radius: float, box: tuple[float, float] | None) -> Domain:
-    """The domain that the arguments `radius` and `box` describe."""
-    require_numbers(f"{caller}: ", {"radius": radius})
-    if box is not None:
-        if radius != 1.0:
-            raise ValueError(f"{caller}: radius={radius} and box={box} are two domains; pass one")
-        if not isinstance(box, tuple | list) or len(box) != 2:
-            raise ValueError(f"{caller}: box={box!r} must be two numbers, such as (0, 1)")
-        return Box(*box)
-    if not radius > 0:
-        raise ValueError(f"{caller}: radius={radius} must be positive; math.inf is every finite input")
-    return float(radius)
-
-
-def settings_of(domain: Domain) -> dict[str, Any]:
-    """The keywords of `certify` for a domain."""
-    return {"box": (domain.low, domain.high)} if isinstance(domain, Box) else {"radius": domain}
-
-
-def with_keywords(
-    caller: str, model: nn.Module, example_input: Any, settings: dict[str, Any], inputs: dict[str, Any]
-) -> Any:
-    """Add the inputs given by keyword to the example; refuse a keyword that may be a misspelt setting."""
-    for name, value in settings.items():
-        if tensors_of(value):
-            raise ValueError(
-                f"{caller}: got a tensor in the place of the setting {name}; pass a tuple of several inputs, {caller}"
-                f"(model, (x, mask)), or by keyword, and an input of that name by example_input={{{name!r}: ...}}"
-            )
-    if not inputs:
-        return example_input
-    name_of_model, accepted = type(model).__name__, inspect.signature(model.forward).parameters
-    for name, value in inputs.items():
-        if name in accepted:
-            continue
-        meant = get_close_matches(name, ["example_input", *settings, *accepted], n=1, cutoff=_ALIKE)
-        hint = f"; did you mean {meant[0]}?" if meant else ""
-        if not any(each.kind is each.VAR_KEYWORD for each in accepted.values()):
-            raise ValueError(f"{caller}: {name} is neither a setting nor an input of {name_of_model}.forward{hint}")
-        if meant and meant[0] in settings and not tensors_of(value):
-            raise ValueError(
-                f"{caller}: {name}={value!r} is not a setting{hint} If it is an input of {name_of_model}, pass it by "
-                f"example_input={{{name!r}: ...}}"
-            )
-    arguments, keywords = arguments_of(() if example_input is None else example_input)
-    if twice := keywords.keys() & inputs.keys():
-        raise ValueError(f"{caller}: {', '.join(sorted(twice))} is given twice, in example_input and by keyword")
-    return Example(arguments, keywords | inputs)
-
-
-_ALIKE = 0.7
-"""The ratio of `difflib` from which names count as alike: `raduis` and `radius` have 0.83, `boxes` and `box` 0.75."""
-
-
-def _require_cpu(model: nn.Module, within: object) -> None:
-    """Refuse a model on an accelerator, where products may round more coarsely than the proof assumes."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.device.type not in ("cpu", "meta"):  # `require_values` refuses meta tensors with another remedy
-            remedy = "copy.deepcopy(model).cpu()"
-            if within is not None:
-                remedy = (
-                    "model.cpu() and within=constraints of model, constraints = copy.deepcopy((model, constraints))"
-                )
-            raise ValueError(
-                f"certify: {name!r} lies on {tensor.device}, and a certificate is computed on the CPU; pass {remedy}, "
-                "which leaves the model where it is, and an example on the CPU"
-            )
-
-
-def require_model_or_program(caller: str, model: Any, /, **settings: Any) -> None:
-    """Refuse anything but a module or a program; with a program, also refuse the settings of a new capture."""
-    if not isinstance(model, Program):
-        require_module(caller, model)
-    elif given := [f"{name}=" for name, value in settings.items() if value is not None]:
-        raise ValueError(
-            f"{caller}: a program has its example and its output, got a program and {', '.join(given)}; pass it alone, "
-            "or pass the model"
-        )
-
-
-def example_of(model: nn.Module, example_input: Any, caller: str) -> Any:
-    """The given example, or by default the result of the model's method `example_input`."""
-    if example_input is not None:
-        return example_input
-    method = getattr(model, "example_input", None)
-    if not inspect.ismethod(method):
-        raise ValueError(
-            f"{caller}: {type(model).__name__} has no method `example_input`; pass example_input=, what the model is "
-            "called with: a tensor, a tuple, or a dictionary"
-        )
-    return method()

@@ -14,8 +14,8 @@ from wellnormed._devices import default_on_cpu
 from wellnormed._inputs import require_numbers
 from wellnormed._modes import evaluating
 from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
+from wellnormed.certificates.arguments import example_of, unwrapped
 from wellnormed.certificates.budget import Budget, caps_of_constant, in_both
-from wellnormed.certificates.certifying import example_of, unwrapped
 from wellnormed.certificates.cost import cost_of
 from wellnormed.certificates.logits import Logits, for_most_inputs, logit_caps
 from wellnormed.certificates.printing import only_relu

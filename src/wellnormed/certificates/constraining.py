@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from wellnormed._inputs import require_flags
+from wellnormed._inputs import require_choice, require_flags
 from wellnormed.certificates.sizes import UNITS, Unit
 from wellnormed.constraints import Constraint, Constraints
 from wellnormed.constraints.matching import attach, constrainable, norms_of
@@ -110,8 +110,7 @@ def constrain(
     inner = constrainable(optimizer)
     require_flags("constrain: ", {"prove": prove, "accept_small_range": accept_small_range})
     given_numbers = {"lipschitz": lipschitz, "largest_logit": largest_logit}
-    if norm not in UNITS:
-        raise ValueError(f"constrain: norm must be one of {', '.join(UNITS)}, got {norm!r}")
+    require_choice("constrain: norm", norm, UNITS)
     numbers = {name: number for name, number in given_numbers.items() if number is not None}
     if len(numbers) > 1:
         raise ValueError("constrain: lipschitz= and largest_logit= are two searches for caps; call it for one of them")
@@ -136,7 +135,7 @@ def constrain(
                 "constrain: nothing says what to keep; pass {'*': HardCap(1.0)}, or lipschitz=10.0 and example_input="
             )
         return attach(inner, constraints, norms_of(inner, norms), prove)
-    from wellnormed.certificates.certifying import domain_from  # with what captures programs, which caps do without
+    from wellnormed.certificates.arguments import domain_from  # with what captures programs, which caps do without
     from wellnormed.certificates.choosing import Asked, constrain_to
 
     domain = domain_from("constrain", radius, box)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from wellnormed._inputs import require_numbers
 from wellnormed._ranges import POSITIVE
-from wellnormed.certificates.certifying import domain_from, example_of, require_model_or_program, with_keywords
+from wellnormed.certificates.arguments import domain_from, example_of, require_model_or_program, with_keywords
 from wellnormed.certificates.continuous import Continuous
 from wellnormed.program.capturing import capture
 from wellnormed.program.domain import Box, Domain

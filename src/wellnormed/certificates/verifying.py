@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed._devices import default_on_cpu
+from wellnormed.certificates.arguments import settings_of
 from wellnormed.certificates.certificate import Certificate
-from wellnormed.certificates.certifying import certify, settings_of
+from wellnormed.certificates.certifying import certify
 from wellnormed.constraints import Constraints
 from wellnormed.lowering.networks import Joint
 from wellnormed.lowering.stored import raw_tensor

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from wellnormed._files import json_text, read_files, write_files
 from wellnormed.certificates import certify
-from wellnormed.certificates.certifying import example_of, require_model_or_program
+from wellnormed.certificates.arguments import example_of, require_model_or_program
 from wellnormed.models.files import (
     BUILDERS,
     FORMAT,

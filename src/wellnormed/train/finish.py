@@ -10,8 +10,8 @@ from rich.console import Console
 import wellnormed as wn
 from wellnormed._files import read_json
 from wellnormed.certificates import Arithmetic, UncertifiableError
+from wellnormed.certificates.arguments import settings_of
 from wellnormed.certificates.certificate import Certificate
-from wellnormed.certificates.certifying import settings_of
 from wellnormed.certificates.observing import summary
 from wellnormed.certificates.orders import most_lanes
 from wellnormed.models.files import Model, read_config
