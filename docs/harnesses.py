@@ -1,55 +1,10 @@
-"""The tables of docs/results.md on benchmarks of optimizers that others wrote, from the content of their files."""
+"""The table of docs/results.md on LightBench, from the content of its file."""
 
-from statistics import fmean
 from typing import Any
 
 from benchmarks.lightbench import MATRICES, VECTORS
-from wellnormed.certificates import shown
 
 Lines = list[tuple[object, ...]]
-
-
-def ranks(content: dict[str, Any]) -> tuple[str, Lines]:
-    """EPFL's harness: what was run, and a line of each optimizer at the best of its cells of seed 0, best first."""
-    rates, decays = content["planned_rates"], content["planned_decays"]
-    lines: Lines = []
-    missing = sum(len(values) for values in rates.values()) * len(decays)
-    for name in rates:
-        rows = [row for row in content["rows"] if row["optimizer"] == name]
-        first = [row for row in rows if row["seed"] == 0]
-        if not first:
-            continue
-        best = min(first, key=lambda row: row["validation_loss"])
-        same = [row for row in rows if all(row[key] == best[key] for key in ("lr", "weight_decay"))]
-        planned = sum(row["lr"] in rates[name] and row["weight_decay"] in decays for row in first)
-        missing -= planned
-        over = [row["largest_norm_over_cap"] for row in rows if "largest_norm_over_cap" in row]
-        lines.append(
-            (
-                name,
-                best["validation_loss"],
-                f"{best['lr']:g}, {best['weight_decay']:g}",
-                f"{planned} of {len(rates[name]) * len(decays)}"
-                + f", {len(first) - planned} more" * (len(first) > planned),
-                f"{fmean(row['validation_loss'] for row in same):.3f} ({len(same)})" if len(same) > 1 else "-",
-                shown(max(over)) if over else "-",
-            )
-        )
-    lines.sort(key=lambda line: float(str(line[1])))
-    ran = {line[0] for line in lines}
-    names = ", ".join(name for name in rates if name not in ran)
-    none = f" Of {names} none was run." if names else ""
-    lacking = (
-        f"{missing} of the planned cells were not run, so an optimizer with few cells may do better than it does here."
-        if missing
-        else "All planned cells were run."
-    )
-    said = (
-        f"Validation loss after 500 steps, at the best of the cells of seed 0. {lacking}{none} Ours begin with "
-        f"`wn-`; with `-caps` they have a hard cap of {content['cap']:g} on every matrix of the blocks, whose norms "
-        "are the largest of all cells. Commit and machine are those of the last row."
-    )
-    return said, [(place, *line) for place, line in enumerate(lines, 1)]
 
 
 def pass_rates(content: dict[str, Any]) -> tuple[str, Lines]:

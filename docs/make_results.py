@@ -5,7 +5,7 @@ docs/results.md has the tables of closed questions, whose scripts and rows are i
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -14,13 +14,10 @@ from typing import Any
 from benchmarks.constant_one import JOBS
 from benchmarks.constant_one import OURS as KIT
 from benchmarks.constant_one import best as best_jobs
-from benchmarks.lipschitz_budget import FOUND as MOVED
-from benchmarks.lipschitz_budget import STAYED as KEPT
-from benchmarks.lipschitz_budget import best as best_budgets
 from benchmarks.public_curves import SCION
 from benchmarks.public_curves import best as curves
 from benchmarks.public_defaults import ARMS, MODELS, PEERS, means, missing
-from docs.harnesses import pass_rates, ranks
+from docs.harnesses import pass_rates
 from docs.make_claims import claims
 from papers._table import Table
 from papers.certified_vision import BUDGETS, TITLES, Best, Kind, best, distance, mean
@@ -35,7 +32,6 @@ VISION = ROOT / "results" / "reproduce" / "certified-vision-cpu" / "rows.jsonl"
 _BEGIN, _END = "<!-- written by docs/make_results.py -->", "<!-- end -->"
 MUON = "torch.optim.Muon"
 CURVES, DEFAULTS = "public-curves.json", "public-defaults.json"
-BUDGET = "lipschitz-budget.json"
 HEAD = """# Measured results
 
 Figures as they stand in the files under `results/`. Each section names its file, command, commit, machine and seed
@@ -139,28 +135,6 @@ def frontier() -> Lines:
             for losses in [best_losses(content["rows"])[kind]]
         ],
     )  # fmt: skip
-
-
-def budget() -> Lines:
-    """Caps that are found from a constant, beside those set by hand."""
-    content = load(BUDGET)
-    yield from ("## Caps from a constant", "", *origin(BUDGET, content))
-    yield from ("Loss on new data, at equal constants and best rates.", "")
-    lines = []
-    for model, found in best_budgets(content["rows"]).items():
-        loss = {arm: fmean(row["loss"] for row in rows) for arm, rows in found.items()}
-        hand = [value for arm, value in loss.items() if arm not in (MOVED, KEPT)]
-        every = [row for row in content["rows"] if row["model"] == model]
-        most = shown(max(row["proved"] / row["lipschitz"] for row in every), ".4f")
-        least = shown(min(row["proved"] / row["lipschitz"] for row in every), ".4f", up=False)
-        lines.append((
-            model, f"{every[0]['lipschitz']:g}", f"{loss[MOVED]:.3f}", f"{loss[KEPT]:.3f}", f"{min(hand):.3f}",
-            f"{median(hand):.3f}", len(hand), len(found[MOVED]), f"{least} to {most}",
-        ))  # fmt: skip
-    columns = (
-        "model | constant | found, moved | found, kept | by hand: best | median | settings | seeds | proved / asked"
-    )
-    yield from table(columns, lines)
 
 
 def public_curves() -> Lines:
@@ -390,19 +364,12 @@ def attacks() -> Lines:
     )  # fmt: skip
 
 
-HARNESSES: tuple[tuple[str, str, Callable[[dict[str, Any]], tuple[str, list[Any]]], str], ...] = (
-    ("EPFL's llm-optimizer-benchmark, characters of Shakespeare", "llm_optimizer_benchmark.json", ranks,
-     " | optimizer | loss | rate, decay | cells | mean (seeds) | largest proved norm over cap"),
-    ("LightBench", "lightbench.json", pass_rates, "optimizer | matrices: trivial | easy | vectors: trivial | easy"),
-)  # fmt: skip
-
-
 def harnesses() -> Lines:
     """Benchmarks of optimizers that others wrote."""
-    for title, name, lines, columns in HARNESSES:
-        content = load(name)
-        said, rows = lines(content)
-        yield from (f"## {title}", "", *origin(name, content), said, "", *table(columns, rows))
+    content = load("lightbench.json")
+    said, rows = pass_rates(content)
+    yield from ("## LightBench", "", *origin("lightbench.json", content), said, "")
+    yield from table("optimizer | matrices: trivial | easy | vectors: trivial | easy", rows)
 
 
 def means_of_jobs() -> dict[tuple[str, str], dict[str, float]]:
@@ -584,7 +551,6 @@ def page() -> str:
         constant_one(),
         trained(),
         frontier(),
-        budget(),
         steps(),
         matrix(),
         gpu(),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lightbench import MATRICES, VECTORS
-from docs.harnesses import pass_rates, ranks
+from docs.harnesses import pass_rates
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "llms.txt")
@@ -219,27 +219,6 @@ def test_tasks_that_are_passed_are_counted():
     assert lines[1] == ("y", "-", "-", "1 of 28", "0 of 0")  # a kind that lacks a task has no result
     _, lines = pass_rates(content | {"rows": [row for row in fewer if row["task"] != "beale"]})
     assert [name for name, *_ in lines] == ["x"]
-
-
-def test_an_optimizer_is_ranked_by_its_best_cell_of_seed_0_beside_the_mean_of_that_cell():
-    cells = [
-        ("x", 1.0, 0, 2.0),
-        ("x", 2.0, 0, 1.0),
-        ("x", 2.0, 1, 4.0),
-        ("x", 1.0, 1, 0.5),
-        ("y", 1.0, 0, 1.5),
-        ("y", 3.0, 0, 9.0),
-    ]
-    keys = ("optimizer", "lr", "seed", "validation_loss")
-    rows = [dict(zip(keys, cell, strict=True)) | {"weight_decay": 0.0} for cell in cells]
-    rates = {"y": [1.0], "x": [1.0, 2.0], "z": [1.0]}
-    said, lines = ranks({"rows": rows, "planned_rates": rates, "planned_decays": [0.0], "cap": 4.0})
-    assert "1 of the planned cells" in said
-    assert "Of z none was run" in said
-    assert lines == [
-        (1, "x", 1.0, "2, 0", "2 of 2", "2.500 (2)", "-"),
-        (2, "y", 1.5, "1, 0", "1 of 1, 1 more", "-", "-"),
-    ]
 
 
 def test_the_page_of_results_is_what_its_files_give():
