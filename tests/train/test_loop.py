@@ -1,6 +1,7 @@
 import json
 import math
 import random
+import re
 import signal
 import time
 from dataclasses import replace
@@ -150,7 +151,7 @@ def test_every_matrix_has_a_constraint(tiny):
 
 @pytest.mark.parametrize("tiny", ["potential"], indirect=True)
 @pytest.mark.parametrize("lipschitz", [0.5, *(pytest.param(c, marks=pytest.mark.slow) for c in (2.0, 50.0))])
-def test_a_run_has_the_constant_that_was_asked_for(tiny, lipschitz, tmp_path):
+def test_a_run_has_the_constant_that_was_asked_for(tiny, lipschitz, tmp_path, capsys):
     """Of everything but the head exactly, from the caps alone; the head's norm is at most what is left."""
     tiny = replace(tiny, lipschitz=lipschitz, steps=60, learning_rate=0.1, log_every=60, checkpoint_every=60)
     run = train(replace(tiny, certify="end"), tmp_path / "run")
@@ -160,6 +161,14 @@ def test_a_run_has_the_constant_that_was_asked_for(tiny, lipschitz, tmp_path):
     assert 1 - 2e-4 <= certificate.rms_lipschitz / (model.config.body_lipschitz * head) <= 1
     assert certificate.rms_lipschitz <= lipschitz
     assert head >= 0.99 * lipschitz / model.config.body_lipschitz  # what is left is spent
+    said = re.search(r"at most (\S+) from RMS to RMS and (\S+) in Euclidean norms", capsys.readouterr().out)
+    first, second = (float(each) for each in said.groups())
+    assert first == lipschitz
+    assert (
+        certificate.lipschitz
+        <= second
+        == pytest.approx(first * certificate.lipschitz / certificate.rms_lipschitz, rel=1e-5)
+    )
 
 
 def test_sampling_is_seeded_and_refuses_an_empty_prompt(tiny):

@@ -1,6 +1,7 @@
 """The training loop, on one process or on those of `torchrun`: from a config to a run folder with proofs."""
 
 import hashlib
+import math
 import resource
 import sys
 import time
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from wellnormed._files import read_bytes, write_atomically
 from wellnormed.data.corpus import Corpus, load_corpus
+from wellnormed.models.config import PotentialConfig
 from wellnormed.proof.decimals import shown
 from wellnormed.train.checkpoint import load_parts, require_torch, save_parts
 from wellnormed.train.config import TrainConfig
@@ -188,9 +190,14 @@ def _run(task: LanguageTask, run: RunFolder, console: Console) -> None:
     parameters = sum(p.numel() for p in task.model.parameters())
     kept = "no norm is kept" if task.constraints is None else f"{config.constraint} after every step"
     if config.lipschitz is not None:
+        assert isinstance(config.model, PotentialConfig)
         body = config.lipschitz / config.head_cap
-        parts = f"head {shown(config.head_cap, '.4g')}, all before it {shown(body, '.4g')}"
-        kept = f"Lipschitz constant at most {shown(config.lipschitz)} from RMS to RMS ({parts}) after every step"
+        parts = f"RMS of the head {shown(config.head_cap, '.4g')}, of all before it {shown(body, '.4g')}"
+        euclidean = config.lipschitz * math.sqrt(config.model.vocabulary_size / config.model.token_width)
+        kept = (
+            f"Lipschitz constant at most {shown(config.lipschitz)} from RMS to RMS and {shown(euclidean)} in Euclidean "
+            f"norms, both of tokens ({parts}), after every step"
+        )
     many = f" on {ranks.world} ranks ({config.parallel})" if ranks.world > 1 else ""
     many += "".join(f"; {note}" for note in task.notes)
     start = f", from step {task.step}" if task.step else ""
