@@ -274,6 +274,25 @@ def test_what_has_no_rule_is_named(function: Callable[[Tensor], Tensor]) -> None
     assert row is None or f"no bound of rounding: {row.name}, {row.operation}" in str(certificate)
 
 
+@pytest.mark.parametrize(
+    ("function", "size"),
+    [
+        (lambda x: x * 1e-46, 1e37), (lambda x: x / 1e39, 1e37), (lambda x: x / 2e38, 1e38),
+        (lambda x: x * torch.tensor(1e-42, dtype=torch.float64), 1e37), (lambda x: F.leaky_relu(-x, 1e-46), 1e37),
+        (lambda x: torch.add(x, x, alpha=1e-46), 1e37), (lambda x: F.layer_norm(x, (4,), eps=1e39), 1e18),
+        (lambda x: x.half() * torch.tensor(1e-8), 6e4),
+        (lambda x: (x := x.half()) / (x.pow(2).mean(-1, True) + 6e4).sqrt(), 125),
+        (lambda x: (x := x.half()) / (x.norm(dim=-1, keepdim=True) + 65500), 125),
+    ],
+)  # fmt: skip
+def test_numbers_that_a_dtype_does_not_round_by_its_unit_have_no_bound(
+    function: Callable[[Tensor], Tensor], size: float
+) -> None:
+    certificate = wn.certify(Function(lambda self, x: function(x)), torch.ones(1, 4), radius=size)
+    assert certificate.forward_error is None
+    assert wn.verify(certificate, {}).forward_error is None
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_err_no_more_than_the_kernel_allows(name: str, dtype: torch.dtype) -> None:

@@ -29,20 +29,25 @@ class Format(NamedTuple):
     """Floats of a dtype as results of operations."""
 
     unit: Decimal
-    """The largest relative error of one rounding."""
+    """The largest relative error of one rounding, of numbers between `normal` and `largest`."""
     floor: Decimal
     """What an underflow adds to the error of one operation: the least normal number, as results below may be set to
     zero; for float16, whose least numbers all processors keep, the least positive number."""
     largest: Decimal
+    normal: float
+    """The least normal number."""
     sums: Dtype
     """The dtype in which sums and functions are computed before the result is rounded."""
 
 
 FORMATS: dict[Dtype, Format] = {
-    "float64": Format(Decimal(2.0**-53), Decimal(2.0**-1022), Decimal(LARGEST["float64"]), "float64"),
-    "float32": Format(Decimal(2.0**-24), Decimal(2.0**-126), Decimal(LARGEST["float32"]), "float32"),
-    "float16": Format(Decimal(2.0**-11), Decimal(2.0**-24), Decimal(LARGEST["float16"]), "float32"),
-    "bfloat16": Format(Decimal(2.0**-8), Decimal(2.0**-126), Decimal(LARGEST["bfloat16"]), "float32"),
+    name: Format(Decimal(unit), Decimal(floor), Decimal(LARGEST[name]), normal, sums)
+    for name, unit, floor, normal, sums in (
+        ("float64", 2.0**-53, 2.0**-1022, 2.0**-1022, "float64"),
+        ("float32", 2.0**-24, 2.0**-126, 2.0**-126, "float32"),
+        ("float16", 2.0**-11, 2.0**-24, 2.0**-14, "float32"),
+        ("bfloat16", 2.0**-8, 2.0**-126, 2.0**-126, "float32"),
+    )
 }
 """Dtype -> format, from the finest to the coarsest."""
 

@@ -45,6 +45,16 @@ class Inference:
     logits: np.ndarray | None = None
     """For every head of an attention, a bound of its logits, `(heads,)`."""
 
+    @property
+    def beyond(self) -> bool:
+        """Whether it computes with a number that its dtype of sums rounds by more than its unit."""
+        if self.executed is None:
+            return False
+        form = FORMATS[self.format.sums]
+        lists = (each if isinstance(each, tuple) else (each,) for each in self.constants.values())
+        numbers = [abs(each) for some in lists for each in some if isinstance(each, float | Decimal)]
+        return any(each and not form.normal <= each <= form.largest for each in numbers)
+
     def claim(self, place: int, measure: str, **settings: Any) -> Claim:
         """Return one of its claims, which must have that measure and these settings."""
         require(place < len(self.claims), f"it lacks a claim of {measure}")

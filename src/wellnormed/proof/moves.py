@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from wellnormed.proof.arithmetic import FORMATS, Arithmetic, Dtype, Executed, gamma, of_norm
+from wellnormed.proof.arithmetic import FORMATS, LARGEST, Arithmetic, Dtype, Executed, gamma, of_norm
 from wellnormed.proof.decimals import ONE, ZERO, root, rounding_up
 from wellnormed.proof.gather import gather
 from wellnormed.proof.matrices import largest_entry
@@ -108,6 +108,11 @@ def _times(row: Move, *, factor: str | float | None = None, divisor: str | float
         error = term.error * _most(new) * (ONE + 2 * Decimal(UNIT))
         terms.append(replace(term, factor=product, roundings=roundings, error=error))
     result = replace(x, terms=tuple(terms), floor=x.floor * _most(new), gathered={})
+    if row.executed is not None and not x.fault:
+        own = row.executed.dtype
+        sums = FORMATS[own].sums
+        within = _within(row.entries(given[0]), sums if isinstance(given[0], float) else own)
+        result = replace(result, fault=_HERE * (not within or (factor is None and not _within(new, sums))))
     if _every(new, lambda some: (some == 0) | (abs(some) == 1)):
         return row.rounded(result, 0)
     if _every(new, lambda some: (abs(np.frexp(some)[0]) == 0.5) | (some == 0)):
@@ -186,17 +191,22 @@ def _rounded(x: Value, count: int, dtype: Dtype, beside: Decimal = ZERO) -> Valu
 
 def _inexact(content: np.ndarray, executed: Executed | None) -> int:
     """1 if a dtype does not hold all numbers of a constant, so that the executed program rounds it before, else 0."""
-    if executed is None or executed.dtype == "float64" or content.dtype == np.int64:
-        return 0
+    return int(executed is not None and not _every(content, lambda some: _held(some, executed.dtype)))
 
-    def held(some: np.ndarray) -> np.ndarray:
-        with np.errstate(all="ignore"):
-            short = some.astype(np.float16 if executed.dtype == "float16" else np.float32)
-        if executed.dtype == "bfloat16":
-            short = (short.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
-        return short == some
 
-    return int(not _every(content, held))
+def _held(some: np.ndarray, dtype: Dtype) -> np.ndarray:
+    """Whether a dtype holds each of some numbers."""
+    with np.errstate(all="ignore"):
+        short = some.astype({"float64": np.float64, "float16": np.float16}.get(dtype, np.float32))
+    if dtype == "bfloat16":
+        short = (short.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    return short == some
+
+
+def _within(content: np.ndarray, dtype: Dtype) -> bool:
+    """Whether a dtype holds all numbers of a constant, or rounds them by its unit at most."""
+    least, most = FORMATS[dtype].normal, LARGEST[dtype]
+    return _every(content, lambda some: _held(some, dtype) | ((abs(some) >= least) & (abs(some) <= most)))
 
 
 def _constant(row: Move, *, tensor: str | None = None, number: float | None = None) -> Value:

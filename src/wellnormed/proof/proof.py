@@ -211,7 +211,7 @@ class Proof:
         )  # fmt: skip
         bounds = Bounds(*map(collapse, rule(inference, **inference.constants)))
         fault = next((x.fault for x in inputs if x.fault), "")
-        if not fault and (inference.faulty or _overflows(row, bounds)):
+        if not fault and (inference.faulty or inference.beyond or _overflows(row, bounds)):
             fault = row.name
         if fault:
             bounds = bounds._replace(error=np.full([1] * len(shape), UNBOUNDED, dtype=object))

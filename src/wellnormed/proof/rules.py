@@ -172,7 +172,7 @@ def _normalization(row: Inference, *, eps: Positive, over: Axes, centred: bool =
     (x,), vector, slope = row.bounds, row.along(over), root(ONE / eps)
     radius = least(slope * x.radius, root(row.entries()))
     size = x.radius + x.error
-    own = row.of_norm(vector, ONE / eps, size) * least(slope * size, root(row.entries()))
+    own = row.of_norm(vector, ONE / eps, roots(size * size + eps)) * least(slope * size, root(row.entries()))
     if centred:
         sums, mean = row.of_sum(vector + 8) + row.rate(8), slope * size
         share = 4 * sums * (ONE + mean + (mean * mean if squares else ZERO) / vector)
@@ -200,7 +200,7 @@ def _unit(row: Inference, *, eps: Positive, over: Axes) -> Bounds:
     (x,), vectors, slope = row.bounds, row.entries() // row.along(over), ONE / eps
     radius = least(slope * x.radius, root(vectors))
     size = x.radius + x.error
-    own = row.of_norm(row.along(over), slope * slope, size) * least(slope * size, root(vectors))
+    own = row.of_norm(row.along(over), slope * slope, size + eps) * least(slope * size, root(vectors))
     own = own + row.format.floor * root(row.entries())
     return Bounds(radius, slope * x.gain, least(radius, ONE), slope * x.error + own)
 
