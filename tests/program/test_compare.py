@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellnormed.certificates import Certificate, UncertifiableError, certify
+from wellnormed.program.capturing import capture
 
 
 class Model(nn.Module):
@@ -203,3 +204,22 @@ def test_layers_with_kernels_of_their_own_differ_by_rounding_alone(layer: nn.Mod
     certificate = certify(model, torch.zeros(2, 3, 4), output=0 if isinstance(layer, nn.LSTM) else None)
     assert certificate.comparison is not None
     assert certificate.comparison.arithmetic == "float32"
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.float32, 4.0), (torch.bfloat16, 2.0)], ids=str)
+@pytest.mark.parametrize("seed", [0, 3])
+def test_models_that_magnify_roundings_differ_by_no_more(seed: int, dtype: torch.dtype, factor: float) -> None:
+    """Without gradients, torch runs a kernel of its own, and large weights magnify how it rounds."""
+    torch.manual_seed(seed)
+    layer = nn.TransformerEncoderLayer(16, 2, 16, 0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).eval().to(dtype)
+    for parameter in model.parameters():
+        parameter.data *= factor if parameter.ndim == 2 else 1
+    assert capture(model, torch.randn(1, 40, 16, dtype=dtype)).each_sample
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_long_sums_in_another_order_differ_by_no_more(dtype: torch.dtype) -> None:
+    """Of transposed inputs, some kernels add up one after the other."""
+    torch.manual_seed(2)
+    assert capture(nn.Linear(65_536, 10, dtype=dtype), torch.randn(1, 65_536, dtype=dtype)).each_sample

@@ -5,7 +5,7 @@ the program to each sample alone, has exactly the Lipschitz constant of the prog
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -158,15 +158,16 @@ class Program:
             raise ValueError(f"the inputs must have one number of samples, got {sizes}; pass a batch of one size")
         return self.run([given[name] for name in self.arguments])
 
-    def run(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The result for the tensors in order; they are not checked."""
+    def run(self, tensors: Sequence[Tensor], module: Callable[..., Tensor] | None = None) -> Tensor:
+        """The result for the tensors in order, which are not checked, of this graph or of another one of its kind."""
+        module = module or self.module
         sizes = {len(each) for each, own in zip(tensors, self.batched, strict=True) if own} or {1}
         if sizes == {1}:
-            return self.module(*tensors)
+            return module(*tensors)
         axes = tuple(0 if own else None for own in self.batched)
 
         def alone(*sample: Tensor) -> Tensor:
-            return self.module(*(x[None] if own else x for x, own in zip(sample, self.batched, strict=True)))
+            return module(*(x[None] if own else x for x, own in zip(sample, self.batched, strict=True)))
 
         with repeating():
             try:
