@@ -127,6 +127,9 @@ SETTINGS: dict[tuple[Preset, Data], tuple[Setting, ...]] = {
             steps=8000, batch=200, hidden=DEEP, offset=1.2, rounded=True, momentum=0.8, aims=((0.3, 0.975),)
         ),
         MNIST._replace(
+            steps=12_000, batch=200, hidden=DEEP, offset=1.2, rounded=True, momentum=0.8, aims=((0.3, 0.975),)
+        ),
+        MNIST._replace(
             steps=8000, batch=200, hidden=DEEP, offset=2.8, rounded=True, momentum=0.8, aims=((0.3, 0.96), (1.58, 0.64))
         ),
         MNIST._replace(steps=2000, channels=(256,), depths=(), hidden=(256, 128), offset=2.4),

@@ -70,7 +70,7 @@ def main(rooms: tuple[str, ...]) -> int:
             environment |= dict([request.split("=")]) if request else {}
             found = ask(environment)
             plain = plain or found
-            results = tuple(found.values())
+            results = tuple(value for key, value in found.items() if key != "vectors of torch")  # a name
             if results in seen:
                 verdicts.append(f"{name:50} ignored by this processor: every bit as under {seen[results]!r}")
                 print(verdicts[-1], flush=True)

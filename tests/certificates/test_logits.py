@@ -141,3 +141,46 @@ def test_a_number_out_of_reach_and_parameters_of_other_optimizers_are_named():
         wn.constrain(matrices, norms=model, largest_logit=5.0, example_input=TOKENS)
     model.layers[0].norm.requires_grad_(False)
     assert wn.constrain(matrices, norms=model, largest_logit=5.0, example_input=TOKENS).caps()
+
+
+class Soft(Attention):
+    """Logits below 7 by tanh, written out, behind a norm layer of gain `1 + w`, and a token of its own in front."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.gain = nn.RMSNorm(32, elementwise_affine=False), nn.Parameter(torch.zeros(32))
+        self.first = nn.Parameter(torch.randn(1, 1, 32))
+
+    def forward(self, x):
+        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1)
+        x = self.norm(x) * (1 + self.gain)
+        q, k, v = (each(x).unflatten(-1, (4, 8)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        logits = 7 * torch.tanh(q @ k.mT / math.sqrt(8) / 7)
+        if not torch.compiler.is_compiling() and type(q) is torch.Tensor:
+            self.seen = logits.detach().abs().max()
+        future = torch.ones(7, 7).triu(1) * torch.finfo(x.dtype).min
+        return ((logits + future).softmax(-1) @ v).transpose(1, 2).flatten(2)[:, 1:]
+
+
+def test_a_soft_cap_has_a_largest_logit_that_caps_lower():
+    """Of a class token, a gain `1 + w` and logits behind tanh, all of which weights within caps are known by norms."""
+    torch.manual_seed(0)
+    model = Blocks(Soft())
+    wide = wn.certify(model, TOKENS)
+    assert wide.largest_logit <= 7
+    assert wn.verify(wide, model.state_dict()).attention_logits
+    optimizer = wn.Scion(model, lr=0.5)
+    constraints = wn.constrain(optimizer, largest_logit=3.0, example_input=TOKENS)
+    assert all(2.99 < logit <= 3.0 for logit in constraints.logits().values())
+    held = constraints.caps().keys()
+    assert {"layers.0.q.weight", "layers.0.k.weight", "layers.0.gain"} <= held
+    assert not {"layers.0.v.weight", "layers.0.first", "head.weight"} & held
+    for _ in range(5):
+        optimizer.zero_grad()
+        F.cross_entropy(model(TOKENS).flatten(0, 1), TOKENS.flatten()).backward()
+        optimizer.step()
+        model(TOKENS)
+        assert model.layers[0].seen <= 3.0
+    always = wn.certify(model, TOKENS, math.inf, within=constraints)
+    assert always.largest_logit <= 3.0
+    assert wn.verify(always, model.state_dict()).attention_logits

@@ -449,7 +449,7 @@ def test_every_function_of_the_table_is_sampled():
 )
 def test_no_slope_on_a_fine_grid_exceeds_the_table(name, numbers):
     function, known = _LIBRARY[name][0], shape_of(name, *numbers)
-    # so fine that the steepest slope is met beside a kink too, at which kernels choose one side or the other
+    # so fine that the steepest slope is met beside a kink, at which kernels choose one side or the other
     near = torch.linspace(-12, 12, 240_001, dtype=torch.float64)
     far = torch.logspace(-12, 4, 4001, dtype=torch.float64)
     x = torch.cat([near, far, -far]).sort().values.requires_grad_()
@@ -462,7 +462,7 @@ def test_no_slope_on_a_fine_grid_exceeds_the_table(name, numbers):
     assert tight or name in ("elu", "leaky_relu")
     steepest = float(slopes.abs().max())
     assert Decimal(steepest) * (1 - Decimal("1e-13")) <= known.slope
-    assert steepest >= float(known.slope) * (1 - 1e-5) or name in ("elu", "leaky_relu")
+    assert steepest >= float(known.slope) * (1 - 1e-4) or name in ("elu", "leaky_relu")  # a step of the grid aside
     secants = ((y[1:] - y[:-1]) / (x[1:] - x[:-1]))[(x[1:] - x[:-1]) > 1e-5]
     assert float(secants.detach().abs().max()) <= float(known.slope) * (1 + 1e-9)
     growth = float(known.growth)

@@ -159,7 +159,7 @@ OF_ENTRIES = {
     "rounded, then scaled": lambda x, a, b: x @ (2 * a.half()).float() @ b,
     "turned around": lambda x, a, b: x @ -a @ b,
     "shifted": lambda x, a, b: x @ (a + 1) @ b,
-    "of logits, and of no mask": lambda x, a, b: (x @ a).softmax(-1) + (b + 1),
+    "of logits, and of no mask": lambda x, a, b: (x @ a).softmax(-1) + b.exp(),
     "normalized": lambda x, a, b: x @ (a / a.norm()) @ b,
     "divided": lambda x, a, b: (x @ a) / b,
     "folded": lambda x, a, b: x @ (a @ b),

@@ -80,11 +80,14 @@ def logit_caps(
             "constrain: largest_logit= is of attention, and this model has none whose logits are bounded: neither "
             "scaled_dot_product_attention nor softmax(scale q k^T + mask) v; cap queries and keys by hand"
         )
-    moved = {name: logits_of(within.proof({**caps, name: cap * _STEP})) for name, cap in caps.items()}
-    depends = {row: [name for name in caps if moved[name].get(row) != logit] for row, logit in first.items()}
+    depends = _depends(within, caps, _STEP)
+    if hidden := [row for row, names in depends.items() if not names and first[row] > most]:  # by a soft cap of logits
+        far = _depends(within, caps, LEAST)
+        low = caps | {name: caps[name] * LEAST for row in hidden for name in far[row]}
+        depends |= {row: names for row, names in _depends(within, low, _STEP).items() if row in hidden}
     needed = {name for names in depends.values() for name in names} | pinned.keys()  # a table's rows are the inputs
     caps = {name: cap for name, cap in caps.items() if name in needed}
-    within.forget(moved.keys() - needed)
+    within.forget({*start, *pinned} - needed)
     owned = {p for group in optimizer.param_groups for p in group["params"]}
     if others := [name for name in caps if parameters[name] not in owned]:
         raise ValueError(
@@ -108,6 +111,13 @@ def logit_caps(
         f"constrain: no caps were proved to keep largest_logit={most}; frozen weights, tables and the given "
         f"constraints leave logits of up to {shown(within.constant(caps))}"
     )
+
+
+def _depends(within: Within, caps: Caps, step: float) -> dict[str, list[str]]:
+    """Row of an attention -> the caps by whose change, each times `step`, its logits change."""
+    moved = {name: logits_of(within.proof({**caps, name: cap * step})) for name, cap in caps.items()}
+    here = logits_of(within.proof(caps))
+    return {row: [name for name in caps if moved[name].get(row) != logit] for row, logit in here.items()}
 
 
 def _scaled(within: Within, row: str, caps: Caps, most: float, rest: Caps) -> Caps:

@@ -1,7 +1,7 @@
 """The ledger that operations write to: a growing proof, claims on stored tensors, refusals that say where they are."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -35,6 +35,8 @@ class Stored:
     rows_of: "Stored | None" = None
     """The parameter whose rows this tensor consists of (complete rows, possibly reordered or repeated), as after an
     index or a slice; None otherwise. The rows lie along the last axis of more than one entry."""
+    value_of: "Callable[[], Value] | None" = None
+    """Bounds what this tensor is computed from as if it were an input, where that has unknown entries."""
 
 
 class Ledger:
@@ -169,9 +171,9 @@ class Ledger:
         return replace(self.executed, roundings=roundings, beside=max(beside, self.beside))
 
     @contextmanager
-    def not_executed(self) -> Iterator[None]:
-        """Rows that are added inside are not what the operation executes."""
-        executed, self.executed = self.executed, None
+    def executing(self, how: Executed | None) -> Iterator[None]:
+        """Rows that are added inside are executed so; with None they are not what the operation executes."""
+        executed, self.executed = self.executed, how
         try:
             yield
         finally:

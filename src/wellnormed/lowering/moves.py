@@ -135,7 +135,7 @@ def _in_place(ledger: Ledger, xs: Sequence[Value], total: Value) -> Value:
     if np.sum(present, axis=0).max() > 1:
         return total
     if not all(map(_exact, xs)):
-        with ledger.not_executed():
+        with ledger.executing(None):
             return ledger.least(total, _contracted(ledger, xs, total.shape))
     return ledger.least(total, _contracted(ledger, xs, total.shape))
 

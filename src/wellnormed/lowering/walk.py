@@ -5,18 +5,19 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from wellnormed.lowering.contractions import CONTRACTIONS, rectified
 from wellnormed.lowering.ledger import Ledger, Stored
 from wellnormed.lowering.matching import match
 from wellnormed.lowering.moves import pick
-from wellnormed.lowering.operations.elementwise import add
 from wellnormed.lowering.operations.linear import margin
+from wellnormed.lowering.operations.movement import as_value
 from wellnormed.lowering.operations.source import embedding, source
 from wellnormed.lowering.patterns import PATTERNS, Stated, attention_of, spelled_attention
 from wellnormed.lowering.rounding import rounded, rounds
@@ -220,8 +221,7 @@ class Walk(Interpreter):
         unknown entries itself becomes a value.
         """
         if scaled and self.ledger.unknown(operand):
-            zeros = self.ledger.computed("zeros", torch.zeros_like(operand.tensor))
-            return add(self.ledger, self.ledger.constant(zeros), operand)
+            return as_value(self.ledger, operand)
         computed = isinstance(operand, Stored) and operand.computed and self.ledger.unknown(operand) is None
         return self.ledger.constant(operand) if computed and not bool(operand.tensor.isnan().any()) else operand
 
@@ -301,12 +301,26 @@ class Walk(Interpreter):
                 if isinstance(each, Stored) and not (each is first and (swapped or vectors)):
                     self.ledger.require_known(each)
         if isinstance(result, Tensor):
-            return self.ledger.computed(
+            stored = self.ledger.computed(
                 self.ledger.name, result, first if swapped else None, parameter if vectors else None
             )
+            if swapped or vectors or not any(map(self._has_unknown, tree_leaves((arguments, dict(keywords))))):
+                return stored
+            return replace(stored, value_of=cache(partial(self._as_input, node, arguments, keywords)))
         if isinstance(result, list | tuple):
             return [self.ledger.computed(f"{self.ledger.name}.{i}", each) for i, each in enumerate(result)]
         return result
+
+    def _has_unknown(self, operand: Any) -> bool:
+        return isinstance(operand, Stored) and bool(operand.value_of or self.ledger.unknown(operand))
+
+    def _as_input(self, node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> Value:
+        """Bound an operation on parameters of unknown entries as if these were inputs, such as `1 + gain`."""
+        opened = tree_map(
+            lambda each: as_value(self.ledger, each) if self._has_unknown(each) else each, (arguments, dict(keywords))
+        )
+        with self.ledger.executing(self._executed(node)):
+            return self._bound(node, *opened)
 
     def _name(self, node: fx.Node) -> str:
         return ".".join(filter(None, (owner(node), packet(node)))) if node.op == "call_function" else node.name

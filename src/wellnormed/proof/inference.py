@@ -43,7 +43,7 @@ class Inference:
     faulty: bool = False
     """Whether its rounding errors have no bound; rules then return any error."""
     logits: np.ndarray | None = None
-    """For every head of an attention, a bound of its logits, `(heads,)`."""
+    """For every head of an attention, or for all at once, a bound of its logits, `(heads,)`."""
 
     @property
     def beyond(self) -> bool:

@@ -65,7 +65,11 @@ def average(row: Inference, *, parts: Sizes) -> Bounds:
 
 
 def matrix_product(row: Inference) -> Bounds:
-    """The product of two matrices that depend on the input, from bounds of the first's rows and the whole second."""
+    """The product of two matrices that depend on the input, from bounds of the first's rows and the whole second.
+
+    If the first consists of entries of a softmax, the row is an attention; its logits are what enters the softmax, but
+    for a mask, or any other constant, that is added to them.
+    """
     row.only(2)
     (a, b), (ra, rb), rank = row.inputs, row.bounds, len(row.shape)
     fits = a.shape[:-2] == b.shape[:-2] == row.shape[:-2] and a.shape[-1] == b.shape[-2]
@@ -76,7 +80,16 @@ def matrix_product(row: Inference) -> Bounds:
     total = (ra.radius + ra.error) * (rb.radius + rb.error)
     carried = ra.error * (rb.radius + rb.error) + ra.radius * rb.error
     error = row.stored(radius, carried + row.summed(a.shape[-1], total, row.entries()), row.entries())
+    shares = [each.inference for each, _ in _variable(a) if each.inference]
+    if entering := [each.inputs[0] for each in shares if each.operation == "softmax"]:
+        sizes = [sum(most * base.bounds.largest.max() for base, most in _variable(x)) for x in entering]
+        row.logits = decimals([max(sizes)])
     return Bounds(radius, gain, radius, error)
+
+
+def _variable(x: Value) -> list[tuple[Base, Decimal]]:
+    """The bases of the addends that depend on the input, with the largest factor of each."""
+    return [(each.base, each.most) for each in x.terms if isinstance(each.base, Base)]
 
 
 def product(row: Inference) -> Bounds:

@@ -130,15 +130,17 @@ class Promise:
         return self._along(0, parts)
 
     def _row_norm(self, transposed: bool = False) -> tuple[float]:
-        if len(self.shape) == 1:
-            return (max(self._group_norm()),)
-        require(len(self.shape) == 2, f"{word(self.name)} is no matrix")
-        axis = -1 if transposed else 0
-        return (max(self._along(axis, self.shape[axis])),)
+        """Bound every vector along the last axis, or every column of a matrix."""
+        require(len(self.shape) == 2 or not transposed, f"{word(self.name)} is no matrix")
+        if transposed:
+            return (max(self._along(-1, self.shape[-1])),)
+        leading = self.shape[:-1]
+        rows = np.arange(math.prod(leading)).reshape((*leading, *[1] * len(self.shape[-1:])))
+        return (max(self._owned(rows, rows.size)),)
 
     def _max_abs(self) -> tuple[float]:
-        require(len(self.shape) < 3, f"{word(self.name)} is no matrix")
-        return (max(self._along(0, self.shape[0]) if self.shape else self._owned(np.zeros((), int), 1)),)
+        count = math.prod(self.shape)
+        return (max(self._owned(np.arange(count).reshape(self.shape), count)),)
 
     def _taps(self, groups: int) -> tuple[float]:
         """Bound a convolution with the kernel `(outputs, inputs, *kernel)` by the sum of the norms of its taps."""

@@ -80,7 +80,7 @@ def attend(
     the largest size of a constant that is `added` to a logit is known.
     """
     if added is None and ledger.executed is not None:
-        with ledger.not_executed():
+        with ledger.executing(None):
             return attend(ledger, q, k, v, scale)
     if min(len(x.shape) for x in (q, k, v)) < 2:
         raise ledger.refuse("its queries, keys or values are a single vector; give them an axis of tokens")
@@ -112,7 +112,7 @@ def attend(
     gain, entries = float(ledger.bounds(result, [-1]).gain.max()), math.prod(q.shape[:-1]) * tokens
     if logits / 2 * float(rv.radius.max()) + float(rv.gain.max()) >= gain or entries > _LOGITS:
         return result
-    with ledger.not_executed():  # executed is the attention as a whole, whose row has an error
+    with ledger.executing(None):  # executed is the attention as a whole, whose row has an error
         product = moves.times(ledger, matmul(ledger, q, moves.pick(ledger, k, lambda t: t.mT)), scale)
         return ledger.least(result, matmul(ledger, softmax(ledger, product, -1), v))
 

@@ -8,7 +8,7 @@ import numpy as np
 from wellnormed.lowering import moves
 from wellnormed.lowering.axes import inner_axes
 from wellnormed.lowering.ledger import Ledger, Stored
-from wellnormed.lowering.operations.movement import as_value
+from wellnormed.lowering.operations.movement import as_value, shifted
 from wellnormed.program.operation import operation
 from wellnormed.proof.value import Value
 
@@ -22,9 +22,9 @@ def add(ledger: Ledger, a: Operand, b: Operand, alpha: float = 1, *, roundings: 
     A parameter whose entries are unknown, because a constraint promises only a norm of it, is bounded by that promise.
     """
     if alpha == 1 and isinstance(a, Value) and ledger.unknown(b):
-        return _shifted(ledger, a, b, roundings)
+        return shifted(ledger, a, b, roundings)
     if isinstance(b, Value) and ledger.unknown(a):
-        return _shifted(ledger, moves.times(ledger, b, float(alpha)) if alpha != 1 else b, a, roundings)
+        return shifted(ledger, moves.times(ledger, b, float(alpha)) if alpha != 1 else b, a, roundings)
     values = [as_value(ledger, a), as_value(ledger, b)]
     if alpha != 1:
         values[1] = moves.times(ledger, values[1], float(alpha))
@@ -57,6 +57,8 @@ def multiply(ledger: Ledger, a: Operand, b: Operand) -> Value:
     assert isinstance(a, Value)  # the walk bounds only products with a factor that depends on the input
     if ledger.unknown(b):
         return _scaled(ledger, a, b)
+    if isinstance(b, Stored) and b.value_of:
+        b = b.value_of()
     return _product(ledger, a, b) if isinstance(b, Value) else moves.times(ledger, a, b)
 
 
@@ -74,7 +76,7 @@ def power(ledger: Ledger, x: Value, exponent: float) -> Value:
     if exponent == 1:
         return x
     if exponent > 3 and ledger.executed is not None:  # which is executed by a logarithm
-        with ledger.not_executed():
+        with ledger.executing(None):
             return power(ledger, x, exponent)
     half = power(ledger, x, exponent // 2)
     squared = _product(ledger, half, half)
@@ -106,21 +108,6 @@ def _scaled(ledger: Ledger, x: Value, factors: Any) -> Value:
     assert parameter is not None  # the caller has asked
     claim = ledger.prove("max_abs", parameter)
     return ledger.derive("scaling", [(x, inner_axes(x))], shape=x.shape, claims=[claim])
-
-
-def _shifted(ledger: Ledger, x: Value, shift: Any, roundings: int | None) -> Value:
-    """The sum with a parameter whose entries are unknown, bounded by the promise of its constraint.
-
-    The bound uses the norm of the parameter's rows if the groups of the result contain whole rows, and the largest
-    absolute entry otherwise.
-    """
-    x = moves.spread(ledger, x, np.broadcast_shapes(x.shape, tuple(shift.tensor.shape)))
-    parameter, axes, sizes = ledger.unknown(shift), inner_axes(x), shift.tensor.shape
-    assert parameter is not None  # the caller has asked
-    over = [axis - len(sizes) + len(x.shape) for axis, size in enumerate(sizes) if size > 1][-1:]
-    whole = bool(over) and over[0] in axes and x.shape[over[0]] == parameter.tensor.shape[-1]
-    claim, constants = ledger.prove("row_norm" if whole else "max_abs", parameter), {"over": over} if whole else {}
-    return ledger.derive("shift", [(x, axes)], shape=x.shape, claims=[claim], constants=constants, roundings=roundings)
 
 
 def along_channels(ledger: Ledger, stored: Any, after: int) -> Any:

@@ -164,7 +164,7 @@ def reduce(ledger: Ledger, x: Value, dims: Sequence[int] | None, keepdim: bool, 
         x = moves.pick(ledger, summed, lambda t, axis=axis: t[..., 0].movedim(-1, axis))
         x = moves.times(ledger, x, float(size), divide=True) if mean else x
     if not mean:
-        with ledger.not_executed():
+        with ledger.executing(None):
             x = mixed(ledger, whole, positions(x.shape).expand(whole.shape), x)
     if keepdim or not axes:
         return x

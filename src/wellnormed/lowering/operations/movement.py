@@ -3,14 +3,17 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from wellnormed.lowering.axes import inner_axes
 from wellnormed.lowering.ledger import Ledger, Stored
 from wellnormed.lowering.moves import add, number, pick, side_by_side, spread
 from wellnormed.program.operation import operation
+from wellnormed.proof.arithmetic import Dtype, Executed
 from wellnormed.proof.value import Value
 
 aten = torch.ops.aten
@@ -250,7 +253,29 @@ def where(ledger: Ledger, mask: Stored, x: Any, y: Any) -> Value:
 
 
 def as_value(ledger: Ledger, x: Value | Stored | float) -> Value:
-    """Return x as a value; a stored tensor or a number gets a row."""
+    """Return x as a value: a stored tensor and a number get a row, parameters of unknown entries that of a promise."""
     if isinstance(x, Value):
         return x
-    return ledger.constant(x) if isinstance(x, Stored) else number(ledger, x)
+    if not isinstance(x, Stored):
+        return number(ledger, x)
+    if ledger.unknown(x):
+        dtype = str(x.tensor.dtype).removeprefix("torch.")
+        with ledger.executing(Executed(cast(Dtype, dtype))):
+            zeros = ledger.computed("zeros", torch.zeros_like(x.tensor))
+            return shifted(ledger, ledger.constant(zeros), x, roundings=0)
+    return x.value_of() if x.value_of else ledger.constant(x)
+
+
+def shifted(ledger: Ledger, x: Value, shift: Stored, roundings: int | None) -> Value:
+    """The sum with a parameter whose entries are unknown, bounded by the promise of its constraint.
+
+    The bound uses the norm of the parameter's rows if the groups of the result contain whole rows, and the largest
+    absolute entry otherwise.
+    """
+    x = spread(ledger, x, np.broadcast_shapes(x.shape, tuple(shift.tensor.shape)))
+    parameter, axes, sizes = ledger.unknown(shift), inner_axes(x), shift.tensor.shape
+    assert parameter is not None  # the caller has asked
+    over = [axis - len(sizes) + len(x.shape) for axis, size in enumerate(sizes) if size > 1][-1:]
+    whole = bool(over) and over[0] in axes and x.shape[over[0]] == parameter.tensor.shape[-1]
+    claim, constants = ledger.prove("row_norm" if whole else "max_abs", parameter), {"over": over} if whole else {}
+    return ledger.derive("shift", [(x, axes)], shape=x.shape, claims=[claim], constants=constants, roundings=roundings)
