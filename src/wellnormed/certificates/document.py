@@ -75,13 +75,15 @@ def fields_of(document: dict[str, Any]) -> dict[str, Any]:
     return {
         "rows": tuple(map(read_row, read_document.rows)),
         "promises": tuple(read(Promise, each, "the promise") for each in read_document.promises),
-        **{key: getattr(read_document, key) for key in ("tensors", "fixed", "attention_logits")},
-        **{
-            key: getattr(read_document, key)
-            for key in ("each_sample", "execution", "unbounded_at", "lower_bound", "arithmetic", "versions")
-        },
         "comparison": _comparison(read_document.comparison),
+        **{key: getattr(read_document, key) for key in _AS_READ},
     }
+
+
+_AS_READ = (
+    "tensors", "fixed", "attention_logits", "each_sample", "execution", "unbounded_at", "lower_bound", "arithmetic",
+    "versions",
+)  # fmt: skip
 
 
 def _comparison(document: dict[str, Any] | None) -> Comparison | None:

@@ -178,14 +178,8 @@ class _Search:
         self, function: Continuous, domain: Domain, batch: int, generator: torch.Generator | None = None
     ) -> None:
         self.function, self.batch, self.generator = function, batch, generator
-        if isinstance(domain, Box):
-            self.box, self.centre, self.radius = (
-                domain,
-                domain.low / 2 + domain.high / 2,
-                domain.high / 2 - domain.low / 2,
-            )
-        else:
-            self.box, self.centre, self.radius = None, 0.0, domain
+        self.box, ends = (domain, (domain.low, domain.high)) if isinstance(domain, Box) else (None, (-domain, domain))
+        self.centre, self.radius = ends[1] / 2 + ends[0] / 2, ends[1] / 2 - ends[0] / 2
         self._twice = True
 
     def climb(self, steps: int) -> _Tangent:

@@ -90,10 +90,8 @@ class Constraints:
         self._own = isinstance(optimizer, BoundsItsSteps)
         self._left_out = dict(left_out or {})  # other parameters, and why they have no constraint
         self._prove = prove
-        self._model, self._warned = (
-            model,
-            set[tuple[str, str]](),
-        )  # of which parameters a warning told what became of them
+        self._model = model
+        self._warned: set[tuple[str, str]] = set()  # of which parameters a warning told what became of them
         self._known = count_of(optimizer)  # the number of parameters that the optimizer moved, constrained or not
         self._told = 0  # how many a warning said to have joined since
         self._steps: Bounds = step_bounds(optimizer, constrained)  # the bounds that were checked last
@@ -338,10 +336,8 @@ class Constraints:
 
     def said_of_averages(self) -> list[str]:
         """What averages of weights do not keep by themselves: a constraint that holds a norm at a value."""
-        valued = [c for c in self._constrained if c.constraint.tolerance]
-        return [
-            f"{c.name}: averages keep {c.constraint!r} from above, and eval() brings them back to it" for c in valued
-        ]
+        said = "{}: averages keep {!r} from above, and eval() brings them back to it"
+        return [said.format(c.name, c.constraint) for c in self._constrained if c.constraint.tolerance]
 
     def bring_averages(self) -> None:
         """Bring averages of weights that kept their promises where training may start; nothing is remembered."""

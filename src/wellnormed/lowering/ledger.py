@@ -38,6 +38,11 @@ class Stored:
     value_of: "Callable[[], Value] | None" = None
     """Bounds what this tensor is computed from as if it were an input, where that has unknown entries."""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor."""
+        return tuple(self.tensor.shape)
+
 
 class Ledger:
     """Collects the rows of a certificate while operations are bounded; a bounding function receives it as `ledger`.

@@ -42,7 +42,7 @@ def leaky_relu(ledger: Ledger, x: Value, negative_slope: float = 0.01) -> Value:
 @operation("aten.prelu.default", "aten._prelu_kernel.default", executed=True)
 def prelu(ledger: Ledger, x: Value, weight: Stored) -> Value:
     """PReLU, `relu(x) - w relu(-x)` with learned slopes w: bounded as a leaky ReLU with the largest `|w|`."""
-    (claim,) = [ledger.prove("max_abs", weight)]
+    claim = ledger.prove("max_abs", weight)
     return ledger.derive(
         "elementwise", [(x, inner_axes(x))], shape=x.shape, claims=[claim],
         constants={"function": "leaky_relu", "numbers": [ledger.value_of(claim)]},
@@ -79,12 +79,7 @@ def clamp(ledger: Ledger, x: Value, min: float | None = -1.0, max: float | None 
     return apply(ledger, "clamp", x, ledger.in_dtype(min), ledger.in_dtype(max))
 
 
-@operation("aten.clamp.default", executed=True)
-def clamp_open(ledger: Ledger, x: Value, min: float | None = None, max: float | None = None) -> Value:
-    """The same operation as `clamp`, with None as the default of both limits."""
-    return clamp(ledger, x, min, max)
-
-
+operation("aten.clamp.default", executed=True)(lambda ledger, x, min=None, max=None: clamp(ledger, x, min, max))
 operation("aten.clamp_min.default", executed=True)(lambda ledger, x, min: clamp(ledger, x, min, None))
 operation("aten.clamp_max.default", executed=True)(lambda ledger, x, max: clamp(ledger, x, None, max))
 
@@ -98,12 +93,11 @@ def threshold(ledger: Ledger, x: Value, threshold: float, value: float) -> Value
 
 
 operation("aten.softshrink.default")(lambda ledger, x, lambd=0.5: apply(ledger, "softshrink", x))
-operation("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default", kind="random")(
-    lambda ledger, x, p, train: _dropout(ledger, x, p, train)
-)
 
 
-def _dropout(ledger: Ledger, x: Value, p: float, train: bool) -> Value:
+@operation("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default", kind="random")
+def dropout(ledger: Ledger, x: Value, p: float, train: bool) -> Value:
+    """The identity; refused in training mode."""
     if train and p > 0:
         raise ledger.refuse("dropout is active in training mode; call `model.eval()` first")
     return x

@@ -53,11 +53,7 @@ def add_product(ledger: Ledger, summand: Any, a: Any, b: Any, *, beta: float = 1
         product = product if alpha == 1 else moves.times(ledger, product, float(alpha))
     else:
         product = ledger.computed(f"{ledger.name}.product", alpha * (a.tensor @ b.tensor))
-    return add(ledger, product, summand, beta, roundings=_shape_of(a)[-1] + 2)
-
-
-def _shape_of(x: Value | Stored) -> tuple[int, ...]:
-    return x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
+    return add(ledger, product, summand, beta, roundings=a.shape[-1] + 2)
 
 
 @operation("aten.matmul.default", "aten.mm.default", "aten.bmm.default", kind="product", family="matmul", executed=True)
@@ -126,19 +122,14 @@ def average(ledger: Ledger, matrix: Stored, x: Value, roundings: int | None = No
     inner, along = inner_axes(x), len(shape) - 2
     parts = math.prod(matrix.tensor.shape[:-2])
     lead = [1] * (len(batch) - matrix.tensor.ndim + 2) + list(matrix.tensor.shape[:-2])
-    measure = "spectral" if along in inner else "row_sum"
+    joint = along in inner
     # a group may not extend along an axis on which the matrix differs: every matrix has a bound of its own
     inner = tuple(axis for axis in inner if axis >= along or lead[axis] == 1)
-    if measure == "spectral":
-        flat = ledger.computed(f"{matrix.name}.rows", matrix.tensor.flatten(0, -2)) if parts > 1 else matrix
-        if parts == 1 and matrix.tensor.ndim > 2:
-            flat = ledger.computed(f"{matrix.name}.rows", matrix.tensor.reshape(matrix.tensor.shape[-2:]))
-        claim = ledger.prove("spectral", flat, parts=parts)
-    else:
-        claim = ledger.prove("row_sum", matrix, parts=parts)
-    constants = {"parts": lead}
+    if joint and matrix.tensor.ndim > 2:
+        matrix = ledger.computed(f"{matrix.name}.rows", matrix.tensor.flatten(0, -2))
+    claims, constants = [ledger.prove("spectral" if joint else "row_sum", matrix, parts=parts)], {"parts": lead}
     return ledger.derive(
-        "average", [(x, inner)], shape=shape, axes=inner, constants=constants, claims=[claim], roundings=roundings
+        "average", [(x, inner)], shape=shape, axes=inner, constants=constants, claims=claims, roundings=roundings
     )
 
 

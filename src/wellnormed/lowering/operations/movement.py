@@ -130,8 +130,7 @@ def identity(ledger: Ledger, x: Value | Stored, *arguments: Any, **keywords: Any
 @operation("aten.cat.default", "aten.concat.default", "aten.concatenate.default", kind="move")
 def cat(ledger: Ledger, xs: Sequence[Value | Stored], dim: int = 0) -> Value:
     """Concatenation along an axis."""
-    shapes = [x.shape if isinstance(x, Value) else tuple(x.tensor.shape) for x in xs]
-    kept = [x for x, shape in zip(xs, shapes, strict=True) if math.prod(shape)]  # empty tensors are left out
+    kept = [x for x in xs if math.prod(x.shape)]  # empty tensors are left out
     return side_by_side(ledger, [as_value(ledger, x) for x in kept], lambda ts: torch.cat(ts, dim))
 
 
@@ -170,9 +169,7 @@ for _name in ("slice_scatter", "select_scatter", "diagonal_scatter"):
 @operation("aten.copy.default", kind="filler")
 def copy(ledger: Ledger, x: Any, source: Any, *arguments: Any) -> Value:
     """The entries of the source, broadcast to the shape of x."""
-    value = written(ledger, source)
-    shape = x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
-    return spread(ledger, value, shape)
+    return spread(ledger, written(ledger, source), x.shape)
 
 
 @operation("aten.fill.Scalar", "aten.fill.Tensor", "aten.zero.default", kind="filler")
@@ -180,8 +177,7 @@ def fill(ledger: Ledger, x: Any, content: Value | Stored | float = 0.0) -> Value
     """One number, broadcast to the shape of x. Assigning a number to a slice executes this operation."""
     if isinstance(content, Stored):
         content = float(content.tensor)
-    shape = x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
-    return spread(ledger, written(ledger, content), shape)
+    return spread(ledger, written(ledger, content), x.shape)
 
 
 def _converted(ledger: Ledger, source: Stored) -> Stored:

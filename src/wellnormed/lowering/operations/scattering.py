@@ -130,10 +130,6 @@ def _at(index: Any, places: Tensor) -> Tensor:
     return torch.cat([torch.from_numpy(index).long().flatten(), torch.full((1,), -1)])[places]
 
 
-def _shape(x: Value | Stored) -> tuple[int, ...]:
-    return x.shape if isinstance(x, Value) else tuple(x.tensor.shape)
-
-
 def _onto(ledger: Ledger, x: Value | Stored, added: Value) -> Value:
     """The sum of `added` and x, which is mostly a stored tensor of zeros, and then needs no row."""
     return added if isinstance(x, Stored) and not bool(x.tensor.any()) else add(ledger, added, x)
@@ -142,8 +138,8 @@ def _onto(ledger: Ledger, x: Value | Stored, added: Value) -> Value:
 @operation("aten.index_add.default")
 def index_add(ledger: Ledger, x: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) -> Value:
     """Slices of the source, times alpha, added to the slices of x that an index names."""
-    places = positions(_shape(x)).index_select(dim, index.tensor)
-    added = scattered(ledger, as_value(ledger, source), places, _shape(x))
+    places = positions(x.shape).index_select(dim, index.tensor)
+    added = scattered(ledger, as_value(ledger, source), places, x.shape)
     return _onto(ledger, x, added if alpha == 1 else moves.times(ledger, added, float(alpha)))
 
 
@@ -154,7 +150,7 @@ def scatter_reduce(
     """Sums, means, maxima or minima of entries that go to one place, with or without the entry of x that is there."""
     if reduce not in ("sum", "mean", "amax", "amin"):
         raise ledger.refuse(f"it reduces by {reduce!r}; only sums, means, maxima and minima have a bound")
-    shape, places = _shape(x), positions(_shape(x)).gather(dim, index.tensor)
+    shape, places = x.shape, positions(x.shape).gather(dim, index.tensor)
     source = moves.pick(ledger, as_value(ledger, source), lambda t: t[tuple(map(slice, index.tensor.shape))])
     counts = places.flatten().bincount(minlength=math.prod(shape)).reshape(shape)
     if reduce in ("sum", "mean"):
@@ -178,13 +174,13 @@ operation("aten.scatter_add.default")(partial(scatter_reduce, reduce="sum"))
 @operation("aten.index_put.default")
 def index_put(ledger: Ledger, x: Any, indices: Any, values: Any, accumulate: bool = False) -> Value:
     """Entries of x at stored positions, replaced by values or added to them."""
-    places = aten.index.Tensor(positions(_shape(x)), [None if each is None else each.tensor for each in indices])
-    added = scattered(ledger, moves.spread(ledger, as_value(ledger, values), places.shape), places, _shape(x))
+    places = aten.index.Tensor(positions(x.shape), [None if each is None else each.tensor for each in indices])
+    added = scattered(ledger, moves.spread(ledger, as_value(ledger, values), places.shape), places, x.shape)
     if accumulate:
         return _onto(ledger, x, added)
     if places.unique().numel() < places.numel():
         raise ledger.refuse("it writes to one place twice, in an undefined order; use each position once")
-    written = torch.isin(positions(_shape(x)), places)
+    written = torch.isin(positions(x.shape), places)
     return where(ledger, ledger.computed(f"{ledger.name}.written", written), added, x)
 
 
