@@ -197,6 +197,19 @@ def test_what_moves_without_a_gradient_is_held():
         assert constraints.proved_ratios()["weight"] <= 1
 
 
+def test_a_rate_that_a_closure_raises_from_zero_is_followed_by_the_caps_of_any_optimizer():
+    layer = nn.Linear(16, 16, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+    wn.constrain(optimizer, {"*": wn.HardCap(1.0)}, norms=layer)
+
+    def closure():
+        layer.weight.grad = outward(layer.weight)
+        set_rate(optimizer, 1.0)
+
+    optimizer.step(closure)
+    assert norm(layer.weight) <= 1
+
+
 def test_steps_that_are_left_out_count_for_nothing():
     weight, optimizer, constraints = held(wn.HardCap(1.0, every=8), lr=0.01)
     scaler = torch.amp.GradScaler("cpu")
