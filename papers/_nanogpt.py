@@ -35,14 +35,7 @@ class PlainGPT(nn.Module):
         self.positions = nn.Embedding(length, width)
         self.dropout = nn.Dropout(dropout)
         layer = nn.TransformerEncoderLayer(
-            width,
-            heads,
-            4 * width,
-            dropout=dropout,
-            activation="gelu",
-            batch_first=True,
-            norm_first=True,
-            bias=False,
+            width, heads, 4 * width, dropout=dropout, activation="gelu", batch_first=True, norm_first=True, bias=False
         )
         layer.dropout = nn.Dropout(0.0)  # nanoGPT drops nothing between the two matrices
         self.blocks = nn.TransformerEncoder(layer, blocks, nn.LayerNorm(width, bias=False), enable_nested_tensor=False)

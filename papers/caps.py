@@ -15,13 +15,7 @@ from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
 from papers._table import Row
 from papers.published_matrix import clip
-from wellnormed.matrix import (
-    soft_cap,
-    spectral_clip,
-    spectral_clipped_weight_decay,
-    spectral_hardcap,
-    spectral_relu,
-)
+from wellnormed.matrix import soft_cap, spectral_clip, spectral_clipped_weight_decay, spectral_hardcap, spectral_relu
 from wellnormed.train.task import fit
 
 GRID = torch.linspace(0, 2.5, 126, dtype=torch.float64)

@@ -137,10 +137,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         ratio = PUBLISHED["block", aspect] / PUBLISHED["nested", aspect]
         verdict, why = good if abs(median(values) / ratio - 1) <= WITHIN else bad, ""
         if not 3 <= ratio <= 4:
-            verdict, why = (
-                "corrected",
-                f"SC's own formulas say {ratio:.1f}; 3 to 4 is of square matrices",
-            )
+            verdict, why = ("corrected", f"SC's own formulas say {ratio:.1f}; 3 to 4 is of square matrices")
         what, interval = f"block over nested, {shape}", f"{values[0]:.3g} to {values[-1]:.3g}"
         found.append(Verdict(what, "3 to 4", f"{median(values):.3g}", interval, len(values), verdict, why))
     return found

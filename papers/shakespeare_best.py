@@ -189,12 +189,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     shapes, excerpt = ANSWERS[preset], "loss_as_published"
 
     def add(
-        what: str,
-        values: Sequence[float],
-        published: str = "-",
-        verdict: Any = MEASURED,
-        more: str = "",
-        why: str = "",
+        what: str, values: Sequence[float], published: str = "-", verdict: Any = MEASURED, more: str = "", why: str = ""
     ) -> None:
         if values:
             ours, interval = f"{fmean(values):.3f}{more}", f"{min(values):.3f} to {max(values):.3f}"

@@ -94,11 +94,7 @@ def _cholesky(shape: tuple[int, ...], *_, **__) -> int:
     return prod(shape[:-2]) * shape[-1] ** 3 // 3
 
 
-DECOMPOSITIONS = {
-    aten._linalg_eigh: _eigh,
-    aten._linalg_svd: _svd,
-    aten.linalg_cholesky_ex: _cholesky,
-}
+DECOMPOSITIONS = {aten._linalg_eigh: _eigh, aten._linalg_svd: _svd, aten.linalg_cholesky_ex: _cholesky}
 
 
 def count(function: Callable[[Tensor], Tensor], w: Tensor) -> int:

@@ -65,10 +65,7 @@ class Bare(torch.optim.Optimizer):
 WITHIN = {
     "AdamW": (lambda m: torch.optim.AdamW(m.parameters(), lr=0.1), wn.HardCap(0.5)),
     "Scion": (lambda m: wn.Scion(m, lr=0.1), wn.SoftCap(0.5)),
-    "clipped": (
-        lambda m: wn.optim.Clipped(torch.optim.AdamW(m.parameters(), lr=0.1), 1.0, norms=m),
-        wn.SoftCap(0.5),
-    ),
+    "clipped": (lambda m: wn.optim.Clipped(torch.optim.AdamW(m.parameters(), lr=0.1), 1.0, norms=m), wn.SoftCap(0.5)),
     "averaged": (lambda m: wn.Averaged(wn.Scion(m, lr=0.1)), wn.SoftCap(0.5)),
 }
 

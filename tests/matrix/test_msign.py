@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 
 from wellnormed.matrix import REGISTRY, msign, optimal_coefficients, semi_orthogonal
 from wellnormed.matrix.coefficients import BFLOAT16_ERROR, CoefficientSet
-from wellnormed.matrix.msign import (
-    coarse_msign,
-    exact_reference,
-    multiplies_bfloat16,
-    products_reference,
-)
+from wellnormed.matrix.msign import coarse_msign, exact_reference, multiplies_bfloat16, products_reference
 
 from .conftest import error, normal, polar, with_singular_values
 

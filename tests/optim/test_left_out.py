@@ -31,12 +31,7 @@ CHANGES = {
     "unfrozen": (lambda m: m[0].requires_grad_(False), lambda m: m[0].requires_grad_(True), "0.weight, 0.bias", ""),
     "folded": (lambda m: parametrizations.weight_norm(m[0]), folded, "0.weight", "0.parametrizations.weight.original0"),
     "new head": (lambda m: None, lambda m: m.__setitem__(4, nn.Linear(8, 3)), "4.weight, 4.bias", "4.weight, 4.bias"),
-    "late tie": (
-        lambda m: None,
-        lambda m: setattr(m[2], "weight", nn.Parameter(torch.eye(8))),
-        "2.weight",
-        "2.weight",
-    ),
+    "late tie": (lambda m: None, lambda m: setattr(m[2], "weight", nn.Parameter(torch.eye(8))), "2.weight", "2.weight"),
     "weight norm": (
         lambda m: None,
         lambda m: parametrizations.weight_norm(m[0]),

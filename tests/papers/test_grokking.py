@@ -64,11 +64,7 @@ def test_who_groks_last_is_judged_at_every_accuracy(step, verdict):
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "verdict", "why"),
-    [
-        (0.92, "same shape", "the other answer at 0.9"),
-        (0.5, "same shape", ""),
-    ],
+    ("accuracy", "verdict", "why"), [(0.92, "same shape", "the other answer at 0.9"), (0.5, "same shape", "")]
 )
 def test_a_claim_that_another_accuracy_would_answer_otherwise_says_so(accuracy, verdict, why):
     (found,) = grokking.verdicts([row("none", 10, 1e5, accuracy)], "cpu")

@@ -279,12 +279,7 @@ def _with_table(look_up: Callable[..., Tensor]) -> _Model:
 
 
 @pytest.mark.parametrize(
-    "look_up",
-    [
-        lambda m, t: m.table(t[:, :-1]),
-        lambda m, t: m.table(t + 0),
-        lambda m, t: m.table.weight[t],
-    ],
+    "look_up", [lambda m, t: m.table(t[:, :-1]), lambda m, t: m.table(t + 0), lambda m, t: m.table.weight[t]]
 )
 def test_tokens_are_never_constants(look_up):
     assert float(max(bounds_of(_with_table(look_up), torch.randint(0, 5, (1, 4))).gain.flat)) > 0

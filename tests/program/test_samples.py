@@ -132,14 +132,8 @@ DESERVING: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
         lambda m, x, lengths: x[torch.arange(x.shape[0]), lengths - 1],
         (torch.ones(4, 3, 4), torch.full((4,), 2)),
     ),
-    "a class of each sample": (
-        lambda m, x, label: x * F.one_hot(label, 4),
-        (torch.ones(4, 4), torch.full((4,), 2)),
-    ),
-    "a triangle with a batch axis": (
-        lambda m, x: x @ torch.ones(x.shape[0], 4, 4).triu(),
-        (torch.ones(2, 3, 4),),
-    ),
+    "a class of each sample": (lambda m, x, label: x * F.one_hot(label, 4), (torch.ones(4, 4), torch.full((4,), 2))),
+    "a triangle with a batch axis": (lambda m, x: x @ torch.ones(x.shape[0], 4, 4).triu(), (torch.ones(2, 3, 4),)),
     "a mask that all samples share": (
         lambda m, x, mask: x.masked_fill(mask, 0.0),
         (torch.ones(5, 3, 4), torch.eye(3, 4, dtype=torch.bool)),
@@ -418,12 +412,7 @@ def test_certificates_and_programs_are_copied_and_pickled() -> None:
 
 
 @pytest.mark.parametrize(
-    "constant",
-    [
-        lambda w: w.chunk(2)[0].mT,
-        lambda w: w.split(2)[1].mT,
-        lambda w: torch.stack(w.unbind(0)[:2]).mT,
-    ],
+    "constant", [lambda w: w.chunk(2)[0].mT, lambda w: w.split(2)[1].mT, lambda w: torch.stack(w.unbind(0)[:2]).mT]
 )
 def test_constants_that_are_taken_apart_are_constants(constant: Callable[[Tensor], Tensor]) -> None:
     model = Model(lambda m, x: x @ constant(m.weight))

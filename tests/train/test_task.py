@@ -18,11 +18,7 @@ ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("tiny", ["gpt"], indirect=True)  # the other has constraints of its own
-@pytest.mark.parametrize(
-    "constraint",
-    [Hammer, lambda cap: ClippedWeightDecay(cap, 0.5)],
-    ids=["vectors", "bounds"],
-)
+@pytest.mark.parametrize("constraint", [Hammer, lambda cap: ClippedWeightDecay(cap, 0.5)], ids=["vectors", "bounds"])
 def test_what_a_constraint_remembers_survives_a_checkpoint(constraint, tiny, tmp_path, monkeypatch):
     """The other runs have constraints without memory; with these a lost state changes bits."""
     monkeypatch.setitem(optimizer.CONSTRAINTS, tiny.constraint, constraint)

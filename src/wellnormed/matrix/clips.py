@@ -124,12 +124,7 @@ def spectral_clipped_weight_decay(
 
 
 def _clipped(
-    w: Tensor,
-    lower: float | Tensor,
-    upper: float | Tensor,
-    decay: float | Tensor,
-    method: str,
-    **known: float,
+    w: Tensor, lower: float | Tensor, upper: float | Tensor, decay: float | Tensor, method: str, **known: float
 ) -> Tensor:
     check_matrix(w, "w")
     require_choice("method", method, METHODS, OTHER_METHODS)

@@ -62,12 +62,7 @@ class Clipped(Around):
     attached: list[Any]
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gain: float,
-        *,
-        norms: nn.Module | Assignment,
-        weight_decay: float = 0.0,
+        self, optimizer: torch.optim.Optimizer, gain: float, *, norms: nn.Module | Assignment, weight_decay: float = 0.0
     ) -> None:
         require_numbers("Clipped: ", {"gain": gain}, POSITIVE)
         require_numbers("Clipped: ", {"weight_decay": weight_decay}, NOT_NEGATIVE)
