@@ -58,9 +58,9 @@ def calibrate(model: nn.Module, data: Iterable[Any], slack: float = 1.05) -> Cal
     enlarge them to an RMS near 1 either. They count as below the floor.
 
     Only layers of exactly the classes `nn.LayerNorm`, `nn.RMSNorm` and `FlooredNorm` are replaced: a subclass may do
-    more. The result lists the other modules with an eps, and the reasons. Parameters, state dict and optimizers stay as
-    they are. A floor or a radius is a setting like eps, and not in the state dict. To rebuild a model, calibrate on the
-    same data before its weights change, or save it whole.
+    more. The result lists the other modules with an eps and no buffers, and the reasons. Parameters, state dict and
+    optimizers stay as they are. A floor or a radius is a setting like eps, and not in the state dict. To rebuild a
+    model, calibrate on the same data before its weights change, or save it whole.
 
     The model runs in evaluation mode, without gradients, and not compiled; modes are restored. Compiled models are
     compiled again at their next call.
