@@ -11,7 +11,6 @@ import wellnormed as wn
 from wellnormed import constraints as c
 from wellnormed.constraints.base import held
 from wellnormed.matrix import _checks
-from wellnormed.routing import AssignedParameter
 
 
 @pytest.mark.parametrize(
@@ -35,12 +34,6 @@ def test_weights_without_values_are_refused():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"'0.weight' is a meta tensor.*HardCap.*to_empty"):
         wn.constrain(optimizer, {"0": wn.HardCap(1.0)}, norms=model)
-
-
-def test_empty_weights_are_refused():
-    weight = nn.Parameter(torch.ones(0, 3))
-    with pytest.raises(ValueError, match=r"shape \(0, 3\) is empty"):
-        AssignedParameter("weight", weight, wn.Spectral(), "a test")
 
 
 def test_norms_must_be_an_assignment():

@@ -321,7 +321,6 @@ def declaring(**facts):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"directions": {"*": NorMuon(0.9)}, "step_rule": "constrained"}, "'weight' has no bound, and step_rule"),
         ({"directions": {"*": NorMuon(0.9)}, "memory": "gradient"}, "'weight' keeps second_moment, and memory"),
         ({"directions": {"weight": Unbounded}}, r"directions\['weight'\] must be a wellnormed.optim.Direction, got"),
         ({"directions": {"wieght": Unbounded()}}, "directions: the pattern 'wieght'"),

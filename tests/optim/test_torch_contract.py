@@ -304,11 +304,3 @@ def test_a_group_may_ask_for_adamw():
     peer.step()
     assert torch.equal(model[1].weight, twin)
     assert optimizer.update_norm("1.weight") is None
-
-
-def test_a_state_saved_under_another_routing_is_refused():
-    model = network()
-    saved = wn.Scion(wn.assign_norms(model, recipe="modular"), lr=0.1).state_dict()
-    other = wn.Muon(wn.assign_norms(model, recipe="muon"), lr=0.1)
-    with pytest.raises(ValueError, match="'adamw' here, 'unconstrained'"):
-        other.load_state_dict(saved)

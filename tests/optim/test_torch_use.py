@@ -75,8 +75,6 @@ def test_a_group_may_bring_its_norm_or_ask_for_adamw():
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "norm": "Sign"})
     with pytest.raises(ValueError, match=r"norm on 2-dimensional weights"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "norm": wn.Sign()})
-    with pytest.raises(ValueError, match="'first' is in this optimizer already"):
-        optimizer.add_param_group({"params": [("first", nn.Parameter(torch.ones(2, 2)))], "norm": wn.Sign()})
 
 
 @pytest.mark.parametrize("make", [wn.Scion, wn.Muon, wn.optim.Signum])
