@@ -419,3 +419,13 @@ def test_constants_made_by_the_code_and_detached_results_are_no_overwriting(monk
         return torch.where(torch.tensor([True, False, True]), 2 * y, y * torch.tensor(3.0))
 
     assert certify(_Model(function), torch.zeros(2, 3)).lipschitz == pytest.approx(3, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "ones", [torch.ones_like, lambda x: x.new_ones(4), lambda x: torch.ones(1, 4, dtype=x.dtype).view_as(x)]
+)
+def test_constants_of_the_input_s_shape_are_computed_in_the_model_s_precision(ones: Callable[[Tensor], Tensor]):
+    certificate = certify(_Model(lambda model, x: ones(x) * 0.7 * x), torch.zeros(1, 4).bfloat16())
+    one, program = torch.ones(1, 4).bfloat16(), certificate.program
+    assert program.double()(one.double()).equal(program(one).double())
+    assert float(program(one)[0, 0]) <= certificate.lipschitz < 0.7

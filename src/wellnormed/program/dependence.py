@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from wellnormed.program.operation import kind_of
+from wellnormed.program.operation import kind_of, record_of
 
 
 class Dependence(NamedTuple):
     """The nodes of a graph that depend on the input, in three sets; all other nodes are constants."""
 
     variable: set[fx.Node]
-    """The nodes that depend on floats of the input, or on vectors that its integers look up."""
+    """The nodes that depend on the entries of floats of the input, or of vectors that its integers look up."""
     lookups: set[fx.Node]
     """The nodes that look up entries of a stored table, a subset of `variable`. Their results and the floats of the
     input are the certified variable."""
@@ -33,7 +33,7 @@ def dependence(nodes: Iterable[fx.Node], inputs: Mapping[str, tuple[str, Tensor]
         if node.op == "placeholder" and node.name in inputs:
             floats = inputs[node.name][1].is_floating_point()
             (depends.variable if floats else depends.integers).add(node)
-        elif not depends.variable.isdisjoint(node.all_input_nodes):
+        elif not depends.variable.isdisjoint(_with_entries(node)):
             depends.variable.add(node)
         elif not depends.integers.isdisjoint(node.all_input_nodes):
             is_lookup = kind_of(node) == "lookup" and node.meta["val"].is_floating_point() and not _masked(node)
@@ -43,6 +43,17 @@ def dependence(nodes: Iterable[fx.Node], inputs: Mapping[str, tuple[str, Tensor]
             else:
                 depends.integers.add(node)
     return depends
+
+
+def _with_entries(node: fx.Node) -> list[fx.Node]:
+    """The nodes whose entries an operation uses, and not only their shape."""
+    record = record_of(node)
+    if record is None or not record.shape_only:
+        return node.all_input_nodes
+    found: list[fx.Node] = []
+    others = [each for place, each in enumerate(node.args) if place not in record.shape_only]
+    fx.node.map_arg((others, dict(node.kwargs)), found.append)
+    return found
 
 
 def _masked(node: fx.Node) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from wellnormed.program.constants import compute, draws
 from wellnormed.program.dependence import reached, repeats
 from wellnormed.program.errors import DRAWS, UncertifiableError
-from wellnormed.program.operation import kind_of, name_of, record_of
+from wellnormed.program.operation import kind_of, name_of
 from wellnormed.program.places import place
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ class _Writing:
         return compute(node, *fx.node.map_arg((node.args, dict(node.kwargs)), self._value))
 
     def _value(self, node: fx.Node) -> Any:
+        if node in self.program.depends.variable:  # only its shape counts
+            return torch.utils._pytree.tree_map(lambda each: torch.zeros_like(each, device="cpu"), node.meta["val"])
         if node not in self.copies:
             self.copies[node] = self._computed(node)
         return self.copies[node]
@@ -124,10 +126,6 @@ class _Writing:
             return self.graph.call_function(aten.to.dtype, (wide, _wide(executed.dtype)))
         call = fx.node.map_aggregate(call, _wide)
         arguments, keywords = call
-        record = record_of(node)
-        if record is not None and record.makes == "constant":  # which certificates use as the model computes it
-            made = self.graph.create_node(node.op, node.target, arguments, {**keywords, "dtype": executed.dtype})
-            return self.graph.call_function(aten.to.dtype, (made, _wide(executed.dtype)))
         if name in ("aten.rms_norm.default", "aten.softplus.default"):
             names = [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
             keywords, arguments = {**dict(zip(names, arguments, strict=False)), **keywords}, ()
