@@ -8,73 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import wellnormed as wn
+from campaigns.rounding import ORDERS, Reordered
 from campaigns.ulps import FUNCTIONS, floats, share
 from tests.proof.models import Function, small
 from wellnormed.certificates import Arithmetic
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.program.domain import Box, default_axes
 from wellnormed.proof.functions import ERRORS
-
-aten = torch.ops.aten
-ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sequential": lambda t: t,
-    "reversed": lambda t: t.flip(0),
-    "rising": lambda t: t.gather(0, t.abs().argsort(0)),
-    "falling": lambda t: t.gather(0, t.abs().argsort(0, descending=True)),
-    "signed": lambda t: t.sort(0).values,
-}
-"""Name -> a rearrangement of addends along the first axis, for every sum alone."""
-
-
-def summed(addends: Tensor, order: str) -> Tensor:
-    """The sum over the first axis, one addend after another, or by blocks of 8, in the dtype of sums."""
-    wide = addends.float() if addends.dtype.itemsize < 4 else addends
-    if order == "blocked":
-        blocks = [torch.stack([*block]).sum(0) for block in wide.split(8)]
-        wide = torch.stack(blocks)
-    else:
-        wide = ORDERS[order](wide)
-    total = wide[0]
-    for each in wide[1:]:
-        total = total + each
-    return total.to(addends.dtype)
-
-
-class Reordered(TorchDispatchMode):
-    """Executes products of matrices, convolutions, sums and means with sums in another order."""
-
-    def __init__(self, order: str) -> None:
-        super().__init__()
-        self.order = order
-
-    def _product(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`(n, k) (k, m) + bias`, where the bias is the first addend."""
-        wide = torch.promote_types(a.dtype, torch.float32)
-        addends = a.to(wide).mT[:, :, None] * b.to(wide)[:, None, :]
-        if bias is not None:
-            addends = torch.cat([bias.to(wide).expand(addends.shape[1:])[None], addends])
-        return summed(addends, self.order).to(a.dtype)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is aten.mm.default:
-            return self._product(*args)
-        if func is aten.addmm.default:
-            return self._product(args[1] * (kwargs or {}).get("alpha", 1), args[2], args[0])
-        if func is aten.bmm.default:
-            return torch.stack([self._product(a, b) for a, b in zip(*args, strict=True)])
-        if func is aten.convolution.default and not args[6] and args[8] == 1 and args[1].ndim == 4:
-            x, weight, bias, stride, padding, dilation = args[:6]
-            columns = F.unfold(x, weight.shape[2:], dilation, padding, stride).transpose(0, 1).flatten(1)
-            result = self._product(weight.flatten(1), columns, None if bias is None else bias[:, None])
-            size = [
-                (n + 2 * p - d * (k - 1) - 1) // s + 1
-                for n, p, d, k, s in zip(x.shape[2:], padding, dilation, weight.shape[2:], stride, strict=True)
-            ]
-            return result.unflatten(1, (x.shape[0], *size)).transpose(0, 1)
-        return func(*args, **(kwargs or {}))
 
 
 def drawn(certificate: Certificate, x: Tensor, generator: torch.Generator) -> Tensor:
@@ -104,7 +46,7 @@ def errors(certificate: Certificate, module: nn.Module, x: Tensor, trials: int =
     for _ in range(trials):
         given = drawn(certificate, x, generator)
         real = exact(given)
-        for order in (*ORDERS, "blocked", "torch"):
+        for order in (*ORDERS, "torch"):
             if order == "torch":
                 executed = program(given)
             else:
