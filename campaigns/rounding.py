@@ -338,10 +338,11 @@ class Adverse(fx.Interpreter):
         exact = name in _SELECTIONS.split() or "getitem" in name or (record is not None and record.kind in PLACING)
         if not isinstance(y, Tensor) or not dtype.is_floating_point or (exact and not rounding):
             return y
-        numbers = [torch.as_tensor(a, dtype=torch.float64) for a in args if not getattr(a, "requires_grad", False)]
-        if name in ("mul", "div") and not rounding and all(map(_power_of_two, numbers[:1] or [torch.ones(()) / 3])):
+        constants = [each for each in args if not getattr(each, "requires_grad", False)]
+        if name in ("mul", "div") and constants and not rounding and _power_of_two(torch.as_tensor(constants[0])):
             return self.err(y, 0.0, dtype)
-        return y if name == "add" and any(not bool(n.any()) for n in numbers) else self.once(y, dtype)
+        added = name == "add" and constants and bool(torch.as_tensor(constants[0]).any())
+        return self.once(y, dtype) if name != "add" or added or not constants else y
 
     # sums
 

@@ -116,6 +116,14 @@ def test_no_order_of_sums_exceeds_the_certified_error(name: str, dtype: torch.dt
     print(f"{name} {dtype} E {certificate.forward_error:.3g} found {max(found):.3g}")
 
 
+@pytest.mark.parametrize("function", [F.hardsigmoid, F.hardswish])
+def test_kernels_with_constants_of_float32_are_counted_in_float64(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.tensor([[2.0, 1.0]], dtype=torch.float64)  # some kernels multiply by a sixth, rounded to float32
+    certificate = wn.certify(Function(lambda self, x: function(x)), x, radius=2.0)
+    short = (x + 3).clamp(0, 6) * float(torch.tensor(1 / 6)) * (1 if function is F.hardsigmoid else x)
+    assert 1e-9 < (short - function(x)).norm() <= certificate.forward_error
+
+
 EDGE = torch.tensor([1.0, 2.0**-4])
 """`1 + 2^-8` is its product with itself, which bfloat16 rounds to 1."""
 

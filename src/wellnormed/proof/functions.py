@@ -59,6 +59,8 @@ u, and `UNDERFLOW` times the least normal number. For `elu`, c is that of each u
 
 `results/ulps.json` has the shares of it that `campaigns/ulps.py` measured. Nothing is said where `8 |x|` overflows."""
 UNDERFLOW = 256
+SHORT = ("hardsigmoid", "hardswish")
+"""Functions that some kernels compute with constants of float32, in float64, too."""
 COUPLINGS = {"tanh": ONE, "sin": ONE, "cos": ONE, "sigmoid": Decimal("1.442719099991587856366947")}
 """Name -> the least k with `f(x)^2 + (f'(x) / slope)^2 / k <= 1` for all x: where f is large, it is flat. For sigmoid,
 with `s = f(x)` it is the largest `16 s^2 (1 - s) / (1 + s)`, which is `8 (5 sqrt(5) - 11)`, at the golden section."""

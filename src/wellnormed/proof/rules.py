@@ -14,7 +14,7 @@ import numpy as np
 from wellnormed.proof.arithmetic import FORMATS, Dtype
 from wellnormed.proof.attention import EXPONENTIAL, attention, weights_error
 from wellnormed.proof.decimals import ONE, TWO, UP, ZERO, Decimals, decimals, least, root, roots
-from wellnormed.proof.functions import ERRORS, UNDERFLOW, shape_of
+from wellnormed.proof.functions import ERRORS, SHORT, UNDERFLOW, shape_of
 from wellnormed.proof.inference import Inference
 from wellnormed.proof.lipsdp import lipsdp
 from wellnormed.proof.products import average, convex_potential, convolution, linear, margin, matrix_product, product
@@ -139,7 +139,8 @@ def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = 
         constant *= max([ONE, *(abs(Decimal(each)) for each in numbers)]) ** 2
         own = by_size * (radius + error) + by_input * (x.radius + x.error) + constant * count
         row.require_held(8 * (x.largest + x.error))
-        own = row.rate(1, of_sums=True) * own + UNDERFLOW * FORMATS[row.format.sums].floor * count
+        unit = max(row.rate(1, of_sums=True), FORMATS["float32"].unit if function in SHORT else ZERO)
+        own = unit * own + UNDERFLOW * FORMATS[row.format.sums].floor * count
         error = row.stored(radius, error + own, row.entries())
     if beside:  # a limit is rounded
         error = error + (row.rate(1) * beside + row.format.floor) * count
