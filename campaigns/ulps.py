@@ -23,10 +23,11 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh, "atan": torch.atan, "erf": torch.erf, "sigmoid": torch.sigmoid, "asinh": torch.asinh,
     "silu": F.silu, "sin": torch.sin, "cos": torch.cos, "hardsigmoid": F.hardsigmoid, "hardswish": F.hardswish,
     "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "log_sigmoid": F.logsigmoid, "mish": F.mish,
-    "exp": torch.exp,
+    "softshrink": F.softshrink, "exp": torch.exp, "softplus": F.softplus,
 }  # fmt: skip
-"""Name in the kernel -> torch's function. The kernel's softmax uses `exp`, which is no function of a row."""
-UNITS = {**ERRORS, "exp": (EXPONENTIAL, 0, 0)}
+"""Name in the kernel -> torch's function. The kernel's softmax uses `exp`, which is no function of a row, and bounds
+`softplus` as a `log_sigmoid`."""
+UNITS = {**ERRORS, "exp": (EXPONENTIAL, 0, 0), "softplus": ERRORS["log_sigmoid"]}
 
 
 def share(name: str, x: Tensor) -> float:

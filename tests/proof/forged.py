@@ -320,6 +320,14 @@ def alone(operation: str, shapes: Sequence[Sequence[int]], *claims: Fields, **co
     return [*rows, row("y", operation, names, shape, *claims, **constants), end("y", *shape, axes=axes)]
 
 
+def far(rows: list[Fields], *bounds: Any) -> list[Fields]:
+    """The rows, the first with radius, gain and largest entry, and perhaps an error, of that size."""
+    first, shape = rows[0], rows[0]["radius"]["shape"]
+    size, *error = bounds
+    large = {what: stated(size, shape=shape) for what in ("radius", "gain", "largest")}
+    return [{**first, **large, "error": stated(*error or ["1E-3"], shape=shape)}, *rows[1:]]
+
+
 V = [[1, 4], [1, 4]]
 AS = np.array([3.0, 4.0, 0, 0])
 T3, T4 = {"p": np.ones((4, 3)), "q": np.ones((8, 3))}, {"v": AS, "w": 2 * I4, "b": np.array([-1.0, 2, -2, 4])}
@@ -339,6 +347,31 @@ ROWS: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
     "softmax": (alone("softmax", [[1, 2, 3]] * 2, over=2, axes=[1, 2]), {}),
     "log_softmax": (alone("log_softmax", [[1, 2, 3]] * 2, over=2, axes=[1, 2]), {}),
     "log_softmax of one": (alone("log_softmax", [[1, 3, 1]] * 2, over=2, axes=[1, 2]), {}),
+    "logsumexp": (alone("logsumexp", [[1, 2, 3], [1, 2, 1]], axes=[1, 2]), {}),
+    "logsumexp of one in 16 bits": (alone("logsumexp", [[1, 3, 1]] * 2, axes=[1, 2], executed={"dtype": "bfloat16"}),
+        {}),
+    "softmax of any weights": (far(alone("softmax", [[1, 2, 3]] * 2, over=2, axes=[1, 2]), "1E+9"), {}),
+    "tanh of far errors": (far(alone("elementwise", V, function="tanh"), 9, "1E+3"), {}),
+    "ball of far errors": (far(alone("ball", [[1, 2, 3]] * 2, scale=7.0, over=[2], axes=[1, 2]), 9, "1E+3"), {}),
+    "unit of far errors": (far(alone("unit", [[1, 2, 3]] * 2, eps=8.0, over=[2], axes=[1, 2]), 9, "1E+3"), {}),
+    "normalization of far errors": (far(alone("normalization", [[1, 2, 3]] * 2, eps=7.0, over=[2], axes=[1, 2]), 9,
+        "1E+3"), {}),
+    "squares": (far(alone("normalization", [[1, 2, 3]] * 2, eps=7.0, over=[2], axes=[1, 2], squares=True), 9), {}),
+    "squares that cancel": (far(alone("normalization", [[1, 2, 3]] * 2, eps=7e-9, over=[2], axes=[1, 2], squares=True),
+        9), {}),
+    "attention of far errors": (far(alone("attention", [[1, 2, 3, 4], [1, 2, 5, 4], [1, 2, 5, 6], [1, 2, 3, 6]],
+        scale=-0.5), 9, "1E+3"), {}),
+    "attention of any weights": (far(alone("attention", [[1, 2, 3, 4], [1, 2, 5, 4], [1, 2, 5, 6], [1, 2, 3, 6]],
+        scale=-0.5), "1E+9"), {}),
+    "attention together": (
+        [
+            start("x", 1, 3, 2, axes=[1, 2], radius=2.0),
+            *(row(each, "times", "x", (1, 3, 2), factor=size) for each, size in (("q", 0.5), ("k", 3.0), ("v", 7.0))),
+            row("y", "attention", "q k v", (1, 3, 2), scale=-0.5, together=True),
+            end("y", 1, 3, 2),
+        ],
+        {},
+    ),
     "mixture": (alone("mixture", [[1, 3]] * 4), {}),
     "mixture of one entry": (alone("mixture", [[1, 1]] * 4), {}),
     "product": (alone("product", [[1, 4]] * 3), {}),
@@ -722,7 +755,7 @@ FLAT_HEADS: Fields = {"shape": (1, 1, 1, 1), "error": stated(0, shape=(1, 1, 1, 
 FAULTS: list[tuple[str, Fields]] = [
     ("mlp", {"y.executed": None}), ("mlp", {"z.executed": None}), ("mlp", {"document.execution": None}),
     ("mlp", {"y.executed": {"dtype": "float32", "roundings": 2**23 + 1}}),
-    ("mlp", {"z.constants.function": "softshrink"}), ("mlp", stating("y", 9, error=stated("1E+9999"))),
+    ("mlp", stating("y", 9, error=stated("1E+9999"))),
     ("margin", {f"{each}.executed": {"dtype": "float32", "roundings": 2**23 + 1} for each in "my"}),
     ("margin", {"x.constants.radius": 25e3, "m.executed": F16, "y.executed": F16, "tensors.w": 3 * I4[[0, 0]],
         "y.claims.0.values": [4.5]}),
@@ -732,14 +765,17 @@ FAULTS: list[tuple[str, Fields]] = [
     *(("third", {"z.constants.divisor": each}) for each in (1e-39, 1e38)),
     *(("factors", {"tensors.f": np.array([each, 1.0]), "z.executed": F16}) for each in (1e-6, 7e4)),
     ("scaling", {"y.executed": BF16}), ("scaling", {**stating("x0", 65000, **NO_ERROR), "y.executed": F16}),
-    ("normalization", {"y.executed": BF16}), ("normalization", {"y.constants.eps": 1e-9}),
+    ("normalization", {"y.executed": BF16}),
     ("attention alone", {**stating("x0", 300, **FLAT_HEADS), **stating("x1", 300, **FLAT_HEADS),
         "y.constants.scale": 1e-9, "y.executed": F16}),
     ("contraction", {}), ("contraction", {**stating("x0", 300, **NO_ERROR), "y.executed": F16 | {"roundings": 1}}),
-    ("mixture", {}), ("small potential", {"y.executed": {"dtype": "bfloat16"}}),
+    *(("mixture", {**stating(x, size, **NO_ERROR), "y.executed": F16}) for x, size in (("x0", 9000), ("x1", 33000))),
+    ("small potential", {"y.executed": {"dtype": "bfloat16"}}),
     ("small potential", stating("x0", "6E+35", **NO_ERROR) | {
         "y.constants.factor": 100.0, "y.executed": {"dtype": "float32"}, "tensors.w": 2 * I4 - 1}),
-    ("softmax", stating("x0", "1E+9", **FLAT)),
+    ("softmax", stating("x0", "1E+9", **FLAT) | {"y.executed": {"dtype": "float32", "roundings": 2**22}}),
+    ("log_softmax", stating("x0", "1E+9", **FLAT)),
+    ("logsumexp", {**stating("x0", 20000, **FLAT), "y.executed": F16}),
     ("tanh", {**stating("x0", 9000, **NO_ERROR), "y.executed": F16}),
     ("ball", {**stating("x0", 100, **FLAT), "y.executed": F16}),
     ("average of tokens alone", {**stating("x0", 6e4, largest=stated(6, shape=(1, 1, 1)), **FLAT), "y.executed": F16}),

@@ -54,10 +54,11 @@ def mixing(self: Any, x: Tensor) -> Tensor:
 
 
 def gates(self: Any, x: Tensor) -> Tensor:
-    """Products, softmax and its logarithm, unit vectors, a maximum, and a ball that is not idle."""
+    """Products, softmax and its logarithms, unit vectors, a maximum, and a ball that is not idle."""
     ball = x * torch.rsqrt((4.0 * x.square().mean(-1, keepdim=True)).clamp(min=1))
     small = F.softmax(x, -1) * x + F.log_softmax(x / 3, -1)
-    return torch.maximum(small.sort(-1)[0], x) + F.normalize(x, dim=-1, eps=0.1) + ball
+    small = torch.maximum(small.sort(-1)[0], x) + x.logsumexp(-1, keepdim=True)
+    return small + F.normalize(x, dim=-1, eps=0.1) + ball
 
 
 def network(self: Any, x: Tensor) -> Tensor:

@@ -92,7 +92,11 @@ def _mixture(ledger: Ledger, f: Mapping[str, Any]) -> Value:
 
 
 def _complement(ledger: Ledger, f: Mapping[str, Any]) -> Value:
-    """`1 - sigmoid(x)`, which equals `sigmoid(-x)` and is therefore at most 1."""
+    """`1 - sigmoid(x)`, which equals `sigmoid(-x)` and is therefore at most 1.
+
+    Executed, it errs by 10 units of 1 for the sigmoid, and by one for storing it and one for the difference.
+    """
+    ledger.beside = 12.0
     return apply(ledger, "sigmoid", moves.times(ledger, f["x"], -1.0))
 
 
@@ -105,11 +109,11 @@ CONTRACTIONS: list[tuple[Any, Lowering]] = [
         op("sub", X, op("mean.dim", X, Anything("dims"), True, rest="mean_rest")),
         Stated(lambda ledger, f: centre(ledger, f["x"], f["dims"])),
     ),
-    (op("sub", X, op("tanh.default", X)), lambda ledger, f: apply(ledger, "tanhshrink", f["x"])),
+    (op("sub", X, op("tanh.default", X)), Stated(lambda ledger, f: apply(ledger, "tanhshrink", f["x"]), False)),
     *((_lp_pool(axes), partial(_pool, axes)) for axes in (1, 2, 3)),
     (_LENGTH, _length),
-    (_MIXTURE, _mixture),
-    ((op("rsub", _GATE, 1), op("sub", 1, _GATE)), _complement),
+    (_MIXTURE, Stated(_mixture)),
+    ((op("rsub", _GATE, 1), op("sub", 1, _GATE)), Stated(_complement)),
 ]
 """Patterns with the functions that bound them, as in `PATTERNS`."""
 

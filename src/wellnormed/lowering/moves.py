@@ -150,7 +150,7 @@ def _exact(x: Value) -> bool:
     if (function := _function(x)) is None:
         return True
     argument, _, name = function
-    return not any(ERRORS.get(name, (1,))) and not x.terms[0].error and _exact(argument)
+    return not any(ERRORS[name]) and not x.terms[0].error and _exact(argument)
 
 
 def _function(x: Value) -> tuple[Value, float, str] | None:

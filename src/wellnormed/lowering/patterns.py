@@ -126,8 +126,8 @@ PATTERNS: list[tuple[Any, Lowering]] = [
         _by_root(X, add(_SUM, _EPS)),
         Stated(lambda ledger, f: to_unit(ledger, f["x"], f["dims"], f["eps"], squared=True)),
     ),
-    (_by_root(_CENTRED, add(_spread("var"), _EPS)), partial(_standardized, squared=True)),
-    (_by(_CENTRED, add(_spread("std"), _EPS)), partial(_standardized, squared=False)),
+    (_by_root(_CENTRED, add(_spread("var"), _EPS)), Stated(partial(_standardized, squared=True))),
+    (_by(_CENTRED, add(_spread("std"), _EPS)), Stated(partial(_standardized, squared=False))),
     (_BALL, Stated(lambda ledger, f: project(ledger, f["x"], f["dims"], scale=f.get("scale", 1.0)))),
     (_RADIAL, Stated(lambda ledger, f: project(ledger, f["x"], f["dims"], radius=f.get("radius", 1.0)))),
     (
@@ -139,7 +139,7 @@ PATTERNS: list[tuple[Any, Lowering]] = [
     (_LEAKY, Stated(lambda ledger, f: apply(ledger, "leaky_relu", f["x"], f["slope"]))),
     (_gated(_TANH), Stated(lambda ledger, f: apply(ledger, "gelu_tanh", f["x"]), False)),
     (_gated(_ERF), Stated(lambda ledger, f: apply(ledger, "gelu", f["x"]), False)),
-    (mul(X, _SIGMOID), lambda ledger, f: apply(ledger, "silu", f["x"])),
+    (mul(X, _SIGMOID), Stated(lambda ledger, f: apply(ledger, "silu", f["x"]), False)),
     ((_POTENTIAL, _FUSED_POTENTIAL), Stated(_convex, False)),
 ]
 """Patterns, each with the function that bounds it. It takes the bindings of a match, with values and stored tensors

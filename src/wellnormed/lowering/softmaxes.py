@@ -122,7 +122,7 @@ def _segment_softmax(ledger: Ledger, f: Mapping[str, Any]) -> Value:
 
 
 SOFTMAXES: list[tuple[Any, Lowering]] = [
-    (_SOFTMAX, Stated(_masked_softmax)), (_LOGSUMEXP, _masked_logsumexp), (_MAX, _masked_largest),
+    (_SOFTMAX, Stated(_masked_softmax)), (_LOGSUMEXP, Stated(_masked_logsumexp)), (_MAX, Stated(_masked_largest)),
     (_SEGMENTS, _segment_softmax),
 ]  # fmt: skip
 """Patterns with the functions that bound them, as in `PATTERNS`."""

@@ -6,6 +6,7 @@ from decimal import Decimal
 import numpy as np
 
 from wellnormed.proof.decimals import ONE, TWO, Decimals, decimals, least, root, roots, rounding_up
+from wellnormed.proof.gather import gather
 from wellnormed.proof.inference import Inference, weight_of
 from wellnormed.proof.reading import CheckError, require, word
 from wellnormed.proof.rows import Bounds
@@ -71,7 +72,7 @@ def _origin_in(x: Value, source: Value) -> Origin:
     return origin
 
 
-def attention(row: Inference, *, scale: float, added: float = 0.0) -> Bounds:
+def attention(row: Inference, *, scale: float, added: float = 0.0, together: bool = False) -> Bounds:
     """`softmax(s q k^T + mask) v` for any mask, of q, k, v `(*batch, tokens, width)`.
 
     The rounding errors, which are of logits, weights and sums, need to know how large a finite entry of the mask is:
@@ -84,6 +85,10 @@ def attention(row: Inference, *, scale: float, added: float = 0.0) -> Bounds:
     fourth input, the cross terms of the first and the last part cancel, so that the two together are at most
     `|dx| sqrt(|W_v|^2 + (s R_q R_v |W_k|)^2)`. If queries are linear in these tokens too, without a bias, the whole is
     at most `|dx| |W_v| (sqrt(1 + t^2) + t)` with `t = s |W_q^T W_k| R^2`.
+
+    With `together`, all keys K of a head are one group, and all values V, whose bounds may be less than those of their
+    vectors say. The logits of a query have the gain `s (L_q R_K + R_q L_K)`, their weights half of it, and a norm of at
+    most 1, so the result has at most `R_V` times that of the weights, and `L_V`.
     """
     require(len(row.inputs) in (3, 4), "it needs queries, keys and values, and perhaps their tokens")
     (q, k, v), rank, strength = row.inputs[:3], len(row.shape), abs(Decimal(scale))
@@ -98,6 +103,10 @@ def attention(row: Inference, *, scale: float, added: float = 0.0) -> Bounds:
     result, q_radius = v_radius, rq.radius.max(rank - 2, keepdims=True)
     gain = v_gain + strength * v_radius * (rq.radius * k_gain + k_radius * rq.gain)
     logits = strength * q_radius * k_radius
+    if together:
+        keys, values = (gather(each, (rank - 2, rank - 1)) for each in (k, v))
+        of_logits = strength * (rq.gain * keys.radius + rq.radius * keys.gain)
+        gain = least(gain, values.gain + of_logits * values.radius / TWO)
     error = _error(row, strength, abs(Decimal(added)))
     if len(row.inputs) == 4:
         x, (radius, change, *_) = row.inputs[3], row.bounds[3]
@@ -134,6 +143,7 @@ def attention(row: Inference, *, scale: float, added: float = 0.0) -> Bounds:
 def _error(row: Inference, strength: Decimal, added: Decimal) -> Decimals:
     """The rounding errors of an attention: those of its inputs by the sum form of the gain, and its own.
 
+    Errors of queries and keys move the result by no more than twice the largest value, however large they are.
     A logit of size m errs by at most `g(d + 6) m`, with the scale's and the mask's roundings, which changes a weight by
     that share. An online softmax of blocks of 16 keys or more rescales its sums for each block.
     """
@@ -141,7 +151,7 @@ def _error(row: Inference, strength: Decimal, added: Decimal) -> Decimals:
     axis = len(row.shape) - 2
     q, (k, v) = rq.radius + rq.error, ((each.radius + each.error).max(axis, keepdims=True) for each in (rk, rv))
     k_error, v_error = (each.error.max(axis, keepdims=True) for each in (rk, rv))
-    carried = v_error + strength * v * (q * k_error + k * rq.error)
+    carried = v_error + least(strength * (q * k_error + k * rq.error), TWO) * v
     size = (strength * q * k + added).max()
     most = max(ONE, strength)  # the scale may come before or after the product, or in parts
     row.require_held(most * (q * k).max() + added, most * q, most * k)
@@ -156,6 +166,9 @@ def _error(row: Inference, strength: Decimal, added: Decimal) -> Decimals:
 def weights_error(row: Inference, size: Decimal, logits: Decimal, keys: int, blocks: int = 0) -> Decimal:
     """The largest relative error of a softmax's weight, up to what is less than `keys` times the floor of its dtype.
 
+    If rounding can change weights by a quarter or more, it is `ANY_WEIGHTS`, which the errors of all weights together
+    do not exceed: executed weights are not negative either, and their sum is at most 2.
+
     Args:
         row: The row.
         size: The largest size of a logit.
@@ -166,11 +179,14 @@ def weights_error(row: Inference, size: Decimal, logits: Decimal, keys: int, blo
     unit = row.rate(1, of_sums=True)
     log = logits + 4 * size * unit + row.rate(EXPONENTIAL + (EXPONENTIAL + 2) * blocks, of_sums=True)
     one, sums = log * (ONE + log), row.of_sum(keys)
-    if one + sums > Decimal("0.25"):
-        return row.without_error()
+    if one + sums > _SMALL:
+        return ANY_WEIGHTS if sums + row.rate(4) <= _SMALL else row.without_error()
     share = (TWO * one + sums) * (ONE + TWO * (one + sums))
     return share + row.rate(4) * (ONE + share)
 
 
+ANY_WEIGHTS = Decimal(3)
+"""The sum of the absolute values of two vectors of weights, one of a sum of 1 and one of a sum of at most 2."""
+_SMALL = Decimal("0.25")
 EXPONENTIAL = 8
 """The relative error of an exponential, in units of one rounding; it is at most 4 units in the last place."""

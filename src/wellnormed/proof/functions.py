@@ -49,7 +49,8 @@ FUNCTIONS: dict[str, tuple[str, str, str, str, str | None]] = {
 """Name -> least and largest slope, growth, value at zero and ceiling of the functions without settings."""
 ERRORS: dict[str, tuple[int, int, int]] = {
     **dict.fromkeys(("relu", "abs", "clamp", "clamp_min", "clamp_max", "relu6"), (0, 0, 0)),
-    "leaky_relu": (3, 0, 0), "softsign": (6, 0, 0), "elu": (10, 2, 4), "silu": (14, 0, 0),
+    "leaky_relu": (3, 0, 0), "softsign": (6, 0, 0), "elu": (10, 2, 4), "silu": (14, 1, 0),
+    "softshrink": (3, 0, 0), "tanhshrink": (4, 12, 0),
     **dict.fromkeys(("tanh", "atan", "sigmoid"), (10, 0, 0)), "erf": (10, 0, 8), "asinh": (16, 0, 0),
     **dict.fromkeys(("sin", "cos"), (4, 0, 4)), "hardsigmoid": (3, 3, 3), "hardswish": (6, 6, 0),
     "gelu": (6, 12, 0), "gelu_tanh": (8, 16, 0), "log_sigmoid": (16, 0, 4), "mish": (16, 8, 0),

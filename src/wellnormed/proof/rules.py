@@ -5,6 +5,7 @@ keyword-only parameters declare these constants: whatever else a row has is refu
 well as derivatives, since the domain is convex.
 """
 
+import math
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -12,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 
 from wellnormed.proof.arithmetic import FORMATS, Dtype
-from wellnormed.proof.attention import EXPONENTIAL, attention, weights_error
+from wellnormed.proof.attention import ANY_WEIGHTS, EXPONENTIAL, attention, weights_error
 from wellnormed.proof.decimals import ONE, TWO, UP, ZERO, Decimals, decimals, least, root, roots
 from wellnormed.proof.functions import ERRORS, SHORT, UNDERFLOW, shape_of
 from wellnormed.proof.inference import Inference
@@ -45,10 +46,6 @@ def _input(
     return Bounds(norm, gain, largest, ZERO * norm)  # it is exact as given
 
 
-_SMALL = Decimal("0.25")
-"""The largest error of a variance, relative to itself and eps, with which a norm layer has a bound of its error."""
-
-
 def domain_of(
     radius: Decimal | None, low: float | None, high: float | None
 ) -> tuple[tuple[float, float] | None, Decimal]:
@@ -72,6 +69,12 @@ def _contraction(row: Inference, *, growth: float = 1.0) -> Bounds:
 
     The result may have size 1 along axes of a group.
     """
+    bounds = _contracted(row, growth)
+    return bounds._replace(error=bounds.error + _of_selection(row, *row.bounds))
+
+
+def _contracted(row: Inference, growth: float = 1.0) -> Bounds:
+    """The bounds of a contraction of its only input, but for its own rounding errors."""
     row.only(1)
     row.groups()
     (x,) = row.inputs
@@ -79,8 +82,7 @@ def _contraction(row: Inference, *, growth: float = 1.0) -> Bounds:
     require(all(a == b or (i in row.axes and b == 1) for i, (a, b) in enumerate(pairs)), "its groups are not kept")
     require(growth >= 1, "its growth is less than 1")
     (x,) = row.bounds
-    largest = x.largest if growth == 1 else least(x.radius, Decimal(growth) * x.largest)
-    return Bounds(x.radius, x.gain, largest, x.error + _of_selection(row, x))
+    return x if growth == 1 else x._replace(largest=least(x.radius, Decimal(growth) * x.largest))
 
 
 def _of_selection(row: Inference, x: Bounds) -> Decimals:
@@ -131,10 +133,9 @@ def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = 
     radius, largest = shape.growth * x.radius + shape.at_zero * count, shape.growth * x.largest + shape.at_zero
     if shape.ceiling is not None:
         radius, largest = least(radius, shape.ceiling * count), least(largest, shape.ceiling)
-    error, units, beside = shape.slope * x.error, ERRORS.get(function), Decimal(abs(row.how.beside))
-    if units is None:
-        row.without_error()
-    elif any(units):
+    error, units, beside = shape.slope * x.error, ERRORS[function], Decimal(abs(row.how.beside))
+    error = error if shape.ceiling is None else least(error, TWO * shape.ceiling * count)
+    if any(units):
         by_size, by_input, constant = map(Decimal, units)
         constant *= max([ONE, *(abs(Decimal(each)) for each in numbers)]) ** 2
         own = by_size * (radius + error) + by_input * (x.radius + x.error) + constant * count
@@ -152,22 +153,36 @@ def _mixture(row: Inference) -> Bounds:
 
     Let `w = s (1 - s) <= 1/4` and `D >= |a - b|`. As `s^2 + (1 - s)^2 + 8 w^2 = 1 - 2 w + 8 w^2 <= 1`, by Cauchy and
     Schwarz `(s da + (1 - s) db + (a - b) w dx)^2 <= da^2 + db^2 + (D dx)^2 / 8`.
+
+    Executed is `(a - b) s + b`. Its sigmoid errs by 10 units, and its three operations by one each, relative to
+    `|a - b| s` and to the result, which are at most `|a| + |b|`.
     """
     row.keeps_shape(inputs=3)
     x, a, b = row.bounds
-    most, apart = np.maximum(a.largest, b.largest), (a.largest + b.largest) * x.gain
+    most, gained = np.maximum(a.largest, b.largest), (a.largest + b.largest) * x.gain
     radius = least(roots(a.radius * a.radius + b.radius * b.radius), most * root(row.entries()))
-    joint = roots(a.gain * a.gain + b.gain * b.gain + apart * apart / 8)
-    return Bounds(radius, least(joint, a.gain + b.gain + apart / 4), most, radius * row.without_error())
+    joint = roots(a.gain * a.gain + b.gain * b.gain + gained * gained / 8)
+    size, apart = a.radius + a.error + b.radius + b.error, a.largest + a.error + b.largest + b.error
+    row.require_held(TWO * size, 8 * (x.largest + x.error))
+    error = roots(a.error * a.error + b.error * b.error + apart * apart * x.error * x.error / 8)
+    error = error + row.rate(16) * size + UNDERFLOW * row.format.floor * (ONE + apart) * root(row.entries())
+    return Bounds(radius, least(joint, a.gain + b.gain + gained / 4), most, error)
 
 
 def _normalization(row: Inference, *, eps: Positive, over: Axes, centred: bool = True, squares: bool = False) -> Bounds:
     """`x / sqrt(mean x^2 + eps)`, of vectors x from which the mean may have been subtracted first, if `centred`.
 
-    The mean m of n entries, its subtraction, and the variance v, by two passes or Welford's recursion, have errors of
-    at most `c g(n) |m|` and `c g(n) (v + |m| sqrt(v))` with c < 4. With `squares`, v may be the mean of squares less
-    the square of m, which errs by `4 g(n)` times the mean square. If the error d of v is at most a quarter of
-    `v + eps`, it changes the result by at most `0.8 sqrt(n) d / (v + eps)`.
+    Let g be `g(n)`, and B the root of the mean square. The executed mean m errs by at most `g B`, and so do the results
+    that it is subtracted from. By two passes, or by Welford's recursion, whose addends are never negative, the root of
+    the executed variance errs by at most `6 g B + g sqrt(v)`: either is a sum of squares of differences from means that
+    err by `1.5 g B`, and the recursion besides errs by `sum 2 d_k e_k`, of these errors e and of differences d with
+    `sum d^2 <= 2 n v`. As neither root of `v + eps` is less than that of eps, the two change the result of norm
+    `sqrt(n)` by at most `7 g sqrt(n) B / sqrt(eps)`, and `7 g sqrt(n)` are left for all relative errors.
+
+    With `squares`, v may be the mean of squares less the square of m, or 0 if that is larger. It errs by `4 g B^2`,
+    which changes the result by at most half of that divided by eps, or by its root divided by that of eps.
+
+    Whatever errors the input has, the real result moves by at most twice its largest norm.
     """
     row.keeps_shape()
     (x,), vector, slope = row.bounds, row.along(over), root(ONE / eps)
@@ -176,12 +191,12 @@ def _normalization(row: Inference, *, eps: Positive, over: Axes, centred: bool =
     own = row.of_norm(vector, ONE / eps, roots(size * size + eps)) * least(slope * size, root(row.entries()))
     if centred:
         sums, mean = row.of_sum(vector + 8) + row.rate(8), slope * size
-        share = 4 * sums * (ONE + mean + (mean * mean if squares else ZERO) / vector)
-        row.faulty = row.faulty or bool((share > _SMALL).any())
         own = own + 7 * sums * (mean + root(row.entries()))
-        own = own + 4 * sums * mean * mean / vector * root(row.entries()) if squares else own
+        cancelled = 4 * sums * mean * mean / vector
+        own = own + least(cancelled, roots(cancelled)) * root(row.entries()) if squares else own
     own = own + row.format.floor * (slope + ONE) * root(row.entries())
-    return Bounds(radius, slope * x.gain, least(radius, root(vector)), slope * x.error + own)
+    error = least(slope * x.error, TWO * root(row.entries())) + own
+    return Bounds(radius, slope * x.gain, least(radius, root(vector)), error)
 
 
 def _ball(row: Inference, *, scale: Positive, over: Axes) -> Bounds:
@@ -192,7 +207,8 @@ def _ball(row: Inference, *, scale: Positive, over: Axes) -> Bounds:
     size = x.radius + x.error
     own = row.of_norm(vector, max(scale, ONE), size, scale * size) * least(size, root(row.entries() / scale))
     largest = least(least(x.largest, root(vector / scale)), radius)
-    return Bounds(radius, x.gain, largest, x.error + own + row.format.floor * root(row.entries()))
+    error = least(x.error, TWO * root(row.entries() / scale)) + own + row.format.floor * root(row.entries())
+    return Bounds(radius, x.gain, largest, error)
 
 
 def _unit(row: Inference, *, eps: Positive, over: Axes) -> Bounds:
@@ -203,7 +219,8 @@ def _unit(row: Inference, *, eps: Positive, over: Axes) -> Bounds:
     size = x.radius + x.error
     own = row.of_norm(row.along(over), slope * slope, size + eps) * least(slope * size, root(vectors))
     own = own + row.format.floor * root(row.entries())
-    return Bounds(radius, slope * x.gain, least(radius, ONE), slope * x.error + own)
+    error = least(slope * x.error, TWO * root(vectors)) + own
+    return Bounds(radius, slope * x.gain, least(radius, ONE), error)
 
 
 def _softmax(row: Inference, *, over: int) -> Bounds:
@@ -213,7 +230,8 @@ def _softmax(row: Inference, *, over: int) -> Bounds:
     (x,), n, half = row.bounds, row.along((over,)), Decimal("0.5")
     size = (x.largest + x.error).max()
     own = weights_error(row, size, ZERO, n) + 4 * n * row.format.floor
-    error = row.stored(one * root(vectors), half * x.error + own * root(vectors), row.entries())
+    carried = least(half * x.error, one * TWO * root(vectors))
+    error = row.stored(one * root(vectors), carried + own * root(vectors), row.entries())
     return Bounds(one * root(vectors), half * x.gain, one, error)
 
 
@@ -223,9 +241,29 @@ def _log_softmax(row: Inference, *, over: int) -> Bounds:
     (x,), n = row.bounds, row.along((over,))
     largest = (UP.next_plus(UP.ln(Decimal(n))) if n > 1 else ZERO) + TWO * x.largest
     size = (x.largest + x.error).max()
-    sums = weights_error(row, size, ZERO, n) + row.rate(EXPONENTIAL, of_sums=True) * largest.max()
+    sums = _of_logarithm(row, size, ZERO, n) + row.rate(EXPONENTIAL, of_sums=True) * largest.max()
     own = (sums + row.rate(4) * (largest.max() + 4 * size) + n * row.format.floor) * root(row.entries())
     return Bounds(root(row.entries()) * largest, root(n) * x.gain, largest, root(n) * x.error + own)
+
+
+def _logsumexp(row: Inference) -> Bounds:
+    """`log(mean(exp(x)))` of the entries that become one: its gradient is a softmax, so it is a contraction.
+
+    Executed is the logarithm of the sum, to which a next row adds the logarithm of their number without an error. The
+    difference from the largest entry, the exponentials and the sum may be stored.
+    """
+    bounds = _contracted(row)
+    (x,), results, n = row.bounds, row.entries(), math.prod(row.inputs[0].shape) // math.prod(row.shape)
+    size, log = (x.largest + x.error).max(), UP.next_plus(UP.ln(Decimal(n))) if n > 1 else ZERO
+    share = _of_logarithm(row, size, 4 * row.rate(2) * size, n)
+    own = share + row.rate(EXPONENTIAL, of_sums=True) * log + row.rate(4) * (log + 4 * size) + n * row.format.floor
+    return bounds._replace(error=row.stored(size + log, bounds.error + own * root(results), results))
+
+
+def _of_logarithm(row: Inference, size: Decimal, logits: Decimal, n: int) -> Decimal:
+    """The error of the logarithm of a sum of n exponentials; see `weights_error`."""
+    share = weights_error(row, size, logits, n)
+    return share if share < ANY_WEIGHTS else row.without_error()
 
 
 RULES: dict[str, Callable[..., Bounds]] = {
@@ -233,6 +271,6 @@ RULES: dict[str, Callable[..., Bounds]] = {
     "matrix_product": matrix_product, "product": product, "elementwise": _elementwise, "ball": _ball, "unit": _unit,
     "normalization": _normalization, "softmax": _softmax, "log_softmax": _log_softmax, "attention": attention,
     "scaling": _scaling, "shift": _shift, "convolution": convolution, "convex_potential": convex_potential,
-    "margin": margin, "mixture": _mixture, "lipsdp": lipsdp,
+    "margin": margin, "mixture": _mixture, "lipsdp": lipsdp, "logsumexp": _logsumexp,
 }  # fmt: skip
 """Name of a primitive -> its rule."""

@@ -1,6 +1,7 @@
 """Bounds of entrywise functions. Their slopes and sizes are in `proof.functions`."""
 
 import math
+from fractions import Fraction
 
 import torch
 
@@ -55,12 +56,13 @@ def elu(ledger: Ledger, x: Value, alpha: float = 1.0, scale: float = 1.0, input_
     return apply(ledger, "elu", x, alpha, scale, input_scale)
 
 
-@operation("aten.celu.default")
+@operation("aten.celu.default", executed=True)
 def celu(ledger: Ledger, x: Value, alpha: float = 1.0) -> Value:
     """CELU, which is `alpha (exp(x / alpha) - 1)` below zero and x above. Its slope is at most 1."""
     if not alpha > 0:
         raise ledger.refuse(f"alpha={alpha} makes it grow without bound; pass a positive alpha")
-    return apply(ledger, "elu", x, 1.0, 1.0, 1.0)
+    inner = 1 / alpha if alpha * Fraction(1 / alpha) <= 1 else math.nextafter(1 / alpha, 0.0)
+    return apply(ledger, "elu", x, alpha, 1.0, inner)
 
 
 @operation("aten.selu.default", executed=True)
@@ -92,7 +94,11 @@ def threshold(ledger: Ledger, x: Value, threshold: float, value: float) -> Value
     return clamp(ledger, x, threshold, None)
 
 
-operation("aten.softshrink.default")(lambda ledger, x, lambd=0.5: apply(ledger, "softshrink", x))
+@operation("aten.softshrink.default", executed=True)
+def softshrink(ledger: Ledger, x: Value, lambd: float = 0.5) -> Value:
+    """`x - lambd` above lambd, `x + lambd` below `-lambd`, and 0 between."""
+    ledger.in_dtype(lambd)
+    return apply(ledger, "softshrink", x)
 
 
 @operation("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default", kind="random")
@@ -103,13 +109,16 @@ def dropout(ledger: Ledger, x: Value, p: float, train: bool) -> Value:
     return x
 
 
-@operation("aten.softplus.default")
+@operation("aten.softplus.default", executed=True)
 def softplus(ledger: Ledger, x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
     """`log(1 + exp(beta x)) / beta`, which is `-log_sigmoid(-beta x) / beta`, rounded to float32.
 
     Where `beta x` exceeds the threshold t, torch returns x, so the result jumps there by `log(1 + exp(-t)) / beta`, and
     has no Lipschitz constant. Relative to x = `t / beta`, the jump is less than `2^-24`, the rounding error of float32,
     if t is at least 14. So in any dtype the jump counts, and is listed, as a conversion to float32.
+
+    Executed are `exp(beta x)`, `log(1 + .)`, and a quotient, which err no more than a `log_sigmoid` between a product
+    and a quotient.
     """
     if not threshold >= 14:
         raise ledger.refuse(f"it jumps at threshold={threshold} by more than float32 rounds; leave the threshold at 20")

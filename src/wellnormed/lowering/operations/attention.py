@@ -10,7 +10,6 @@ import torch
 from wellnormed.lowering import moves
 from wellnormed.lowering.axes import inner_axes
 from wellnormed.lowering.ledger import Ledger, Stored
-from wellnormed.lowering.operations.linear import matmul
 from wellnormed.lowering.operations.normalization import axes_of
 from wellnormed.lowering.operations.selection import paired
 from wellnormed.program.operation import operation
@@ -101,24 +100,16 @@ def attend(
             pairs = [list(pair) for pair in zip(query.heads, key.heads, strict=True)]
             claims.append(_claim(ledger, "product", query, key, pairs=pairs))
     shape = (*batch, q.shape[-2], v.shape[-1])
-    constants = {"scale": scale} | ({"added": added} if added else {})
-    result = ledger.derive(
-        "attention", reads, shape=shape, axes=[-1], constants=constants, claims=claims, roundings=roundings
-    )
+    constants: dict[str, Any] = {"scale": scale} | ({"added": added} if added else {})
+    settings: dict[str, Any] = {"shape": shape, "axes": [-1], "claims": claims, "roundings": roundings}
+    result = ledger.derive("attention", reads, constants=constants, **settings)
     # if all keys and all values lie in one small ball, bounding the product, the softmax (norm 1/2) and the second
     # product one by one gives less
     rq, rk, rv = (ledger.bounds(x, axes) for x, axes in ((q, [-1]), (k, [-2, -1]), (v, [-2, -1])))
     logits = float(rq.gain.max() * rk.radius.max() + rq.radius.max() * rk.gain.max()) * abs(scale)
-    gain, entries = float(ledger.bounds(result, [-1]).gain.max()), math.prod(q.shape[:-1]) * tokens
-    if logits / 2 * float(rv.radius.max()) + float(rv.gain.max()) >= gain or entries > _LOGITS:
+    if logits / 2 * float(rv.radius.max()) + float(rv.gain.max()) >= float(ledger.bounds(result, [-1]).gain.max()):
         return result
-    with ledger.executing(None):  # executed is the attention as a whole, whose row has an error
-        product = moves.times(ledger, matmul(ledger, q, moves.pick(ledger, k, lambda t: t.mT)), scale)
-        return ledger.least(result, matmul(ledger, softmax(ledger, product, -1), v))
-
-
-_LOGITS = 2**22
-"""The most logits of an attention that is also bounded as two products and a softmax."""
+    return ledger.derive("attention", reads, constants=constants | {"together": True}, **settings)
 
 
 def _claim(ledger: Ledger, measure: str, *origins: Origin, **settings: Any) -> Claim:
@@ -147,7 +138,7 @@ def log_softmax(ledger: Ledger, x: Value, dim: int, *_: Any, **keywords: Any) ->
     return ledger.derive("log_softmax", [(x, axes)], shape=x.shape, constants={"over": dim % len(x.shape)})
 
 
-@operation("aten.logsumexp.default")
+@operation("aten.logsumexp.default", executed=True)
 def logsumexp(ledger: Ledger, x: Value, dim: Any, keepdim: bool = False, *, counts: Any = None) -> Value:
     """`log(sum(exp(x)))` over some axes with n entries together; `counts` gives each line a number of entries instead.
 
@@ -156,16 +147,16 @@ def logsumexp(ledger: Ledger, x: Value, dim: Any, keepdim: bool = False, *, coun
     """
     dims = axes_of(x, dim)
     kept = [1 if axis in dims else size for axis, size in enumerate(x.shape)]
-    result = ledger.derive("contraction", [(x, {*dims, *inner_axes(x)})], shape=kept)
+    result = ledger.derive("logsumexp", [(x, {*dims, *inner_axes(x)})], shape=kept)
     most = math.log(math.prod(x.shape[axis] for axis in dims)) * (1 + 8 * UNIT)
     added = moves.number(ledger, most)
     if counts is not None:
         added = ledger.constant(ledger.computed(f"{ledger.name}.log", counts.double().log() * (1 + 8 * UNIT)))
-    result = moves.add(ledger, [result, added])
+    result = moves.add(ledger, [result, added], roundings=0)  # a part of the sum's logarithm, which is executed
     return result if keepdim else moves.pick(ledger, result, lambda t: t.squeeze(tuple(dims)))
 
 
-@operation("aten.logaddexp.default")
+@operation("aten.logaddexp.default", executed=True)
 def logaddexp(ledger: Ledger, a: Any, b: Any) -> Value:
     """`log(exp(a) + exp(b))`, entry by entry."""
     return logsumexp(ledger, paired(ledger, a, b), -1)

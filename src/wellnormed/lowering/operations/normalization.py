@@ -171,10 +171,14 @@ def project(
     return ledger.derive("ball", [(x, ledger.vectors(x, dims))], shape=x.shape, constants=constants)
 
 
-def centre(ledger: Ledger, x: Value, dims: Sequence[int] | int | None) -> Value:
-    """`x - mean(x)` over some axes. It is an orthogonal projection, and at most doubles the largest absolute entry."""
+def centre(ledger: Ledger, x: Value, dims: Sequence[int] | int | None, means: int = 1) -> Value:
+    """`x - mean(x)` over some axes. It is an orthogonal projection, and at most doubles the largest absolute entry.
+
+    With `means`, it may be off by as many errors of a mean, of which the root of an executed variance has six; see
+    `normalization` in `proof.rules`. Two are counted anyway.
+    """
     dims = axes_of(x, dims)
-    roundings = math.prod(x.shape[d] for d in dims) + 3
+    roundings = means * (math.prod(x.shape[d] for d in dims) + 3)
     reads = [(x, {*dims, *inner_axes(x)})]
     return ledger.derive("contraction", reads, shape=x.shape, constants={"growth": 2.0}, roundings=roundings)
 
@@ -218,7 +222,7 @@ def standardize(
     """`(x - mean) / (deviation + eps)` over some axes, or `(x - mean) / sqrt(variance + eps)` if `squared`."""
     dims = axes_of(x, dims)
     share = 1 / math.sqrt(_freedom(ledger, x, dims, correction))
-    return to_unit(ledger, centre(ledger, x, dims), dims, eps, share, squared=squared)
+    return to_unit(ledger, centre(ledger, x, dims, 4), dims, eps, share, squared=squared)
 
 
 def _freedom(ledger: Ledger, x: Value, dims: list[int], correction: float) -> float:
@@ -228,7 +232,7 @@ def _freedom(ledger: Ledger, x: Value, dims: list[int], correction: float) -> fl
     return freedom
 
 
-@operation("aten.hypot.default")
+@operation("aten.hypot.default", executed=True)
 def hypotenuse(ledger: Ledger, a: Any, b: Any) -> Value:
     """`sqrt(a^2 + b^2)`, entry by entry."""
     return euclidean_norm(ledger, paired(ledger, a, b), dim=-1)
@@ -245,7 +249,7 @@ def smooth_norm(ledger: Ledger, x: Value, dims: Any, keepdim: bool, eps: float, 
     return moves.add(ledger, [norm, moves.number(ledger, math.nextafter(math.sqrt(eps), math.inf))]) if eps else norm
 
 
-@operation("aten.std.correction", "aten.std.dim")
+@operation("aten.std.correction", "aten.std.dim", executed=True)
 def deviation(
     ledger: Ledger, x: Value, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: Any = None
 ) -> Value:
@@ -255,11 +259,11 @@ def deviation(
     """
     dims = axes_of(x, dim)
     freedom = _freedom(ledger, x, dims, unbiased if correction is None else correction)
-    norm = euclidean_norm(ledger, centre(ledger, x, dims), 2, dims, keepdim)
+    norm = euclidean_norm(ledger, centre(ledger, x, dims, 3), 2, dims, keepdim)
     return moves.times(ledger, norm, math.nextafter(math.sqrt(freedom), 0.0), divide=True)
 
 
-@operation("aten.var.correction", "aten.var.dim")
+@operation("aten.var.correction", "aten.var.dim", executed=True)
 def variance(ledger: Ledger, x: Value, *settings: Any, **named: Any) -> Value:
     """The variance over some axes, the square of the deviation. Its slope grows with x."""
     return square(ledger, deviation(ledger, x, *settings, **named))

@@ -22,10 +22,11 @@ from wellnormed.proof.value import Value
 aten = torch.ops.aten
 
 
-def along_axes(ledger: Ledger, x: Value, maps: Sequence[Callable[[Tensor], Tensor]]) -> Value:
+def along_axes(ledger: Ledger, x: Value, maps: Sequence[Callable[[Tensor], Tensor]], places: int = 0) -> Value:
     """Apply a linear map to each of the last axes. Each map is given as a function that acts on the last axis.
 
-    Executed are sums over all these axes at once, and a quotient.
+    Executed are sums over all these axes at once, and a quotient. If they are sums of entries at computed places, whose
+    errors grow with the number n of entries, each map errs by as many roundings of its result as n times `places`.
     """
     addends = math.prod(x.shape[-len(maps) :])
     for number, apply in enumerate(maps):
@@ -34,8 +35,20 @@ def along_axes(ledger: Ledger, x: Value, maps: Sequence[Callable[[Tensor], Tenso
         matrix = ledger.computed(f"{ledger.name}.matrix{number}", columns.mT.contiguous())
         turned = moves.pick(ledger, x, lambda t, axis=axis: t.movedim(axis, -1)[..., None])
         mapped = average(ledger, matrix, turned, roundings=addends + 2)
-        x = moves.pick(ledger, mapped, lambda t, axis=axis: t[..., 0].movedim(-1, axis))
+        mapped = moves.pick(ledger, mapped, lambda t, axis=axis: t[..., 0].movedim(-1, axis))
+        entries = max(x.shape[axis], mapped.shape[axis]) + 4
+        x = moves.times(ledger, mapped, 1.0, roundings=places * entries) if places else mapped
     return x
+
+
+_OF_PLACES, _OF_CUBIC = 32, 128
+"""Roundings for each entry of an axis that linear and cubic interpolation along it count.
+
+A place is computed as `scale (i + 1/2) - 1/2` with an error d of at most `4 n u`, by the model and by the matrix.
+Linear weights move by d at two entries of a row, and at most `2 s + 2` of a column, where the result has s times as
+many entries as x, while the norm of the matrix is at least `sqrt(s)`, as its rows' sums are 1, and `1 / sqrt(2)`: so by
+at most `2.9 d` relative to it. Cubic weights of four entries move by 1.5 d, so by at most 12 d.
+"""
 
 
 def average_pool(
@@ -76,30 +89,25 @@ def adaptive_average_pool(ledger: Ledger, x: Value, size: Sequence[int]) -> Valu
 
 
 def _summed_in_dtype(ledger: Ledger) -> AbstractContextManager[None]:
-    """Rows of sums that torch rounds to the dtype of the result after each addend; of 16 bits, none has a bound."""
+    """Rows of sums that torch may round to the dtype of the result after each addend; of 16 bits, none has a bound."""
     return ledger.executing(None) if ledger.dtype.itemsize < 4 else nullcontext()
 
 
-@operation("aten.upsample_linear1d.default", "aten.upsample_bilinear2d.default", kind="affine")
-@operation("aten.upsample_trilinear3d.default", kind="affine")
+@operation("aten.upsample_linear1d.default", "aten.upsample_bilinear2d.default", kind="affine", executed=True)
+@operation("aten.upsample_trilinear3d.default", kind="affine", executed=True)
 def interpolate(ledger: Ledger, x: Value, size: Sequence[int], align_corners: bool, *scales: float | None) -> Value:
     """Linear interpolation to a given size."""
-    given = [*scales, *[None] * len(size)]
-    return along_axes(
-        ledger,
-        x,
-        [
-            lambda t, n=n, s=s: aten.upsample_linear1d(t, [n], align_corners, s)
-            for n, s in zip(size, given, strict=False)
-        ],
-    )
+    sizes = zip(size, [*scales, *[None] * len(size)], strict=False)
+    maps = [lambda t, n=n, s=s: aten.upsample_linear1d(t, [n], align_corners, s) for n, s in sizes]
+    with _summed_in_dtype(ledger):
+        return along_axes(ledger, x, maps, _OF_PLACES)
 
 
 Along = Callable[[Tensor, list[int] | None, bool, list[float] | None], Tensor]
 """An interpolation along the last axis, to a given size or by a given factor, with `align_corners` between them."""
 
 
-def _interpolating(along: Along) -> Callable[..., Value]:
+def _interpolating(along: Along, places: int = _OF_PLACES) -> Callable[..., Value]:
     def interpolate(
         ledger: Ledger, x: Value, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None
     ) -> Value:
@@ -107,7 +115,8 @@ def _interpolating(along: Along) -> Callable[..., Value]:
         ends = [[n] for n in size] if size else [None] * len(factors or ())
         by = [[f] for f in factors] if factors else [None] * len(ends)
         maps = [lambda t, n=n, f=f: along(t, n, align_corners, f) for n, f in zip(ends, by, strict=True)]
-        return along_axes(ledger, x, maps)
+        with _summed_in_dtype(ledger):
+            return along_axes(ledger, x, maps, places)
 
     return interpolate
 
@@ -118,10 +127,10 @@ def _cubic(t: Tensor, size: list[int] | None, align_corners: bool, factors: list
     return aten.upsample_bicubic2d.vec(t[..., None, :], ends, align_corners, by)[..., 0, :]
 
 
-operation(*(f"aten.upsample_{n}.vec" for n in ("linear1d", "bilinear2d", "trilinear3d")), kind="affine")(
+operation(*(f"aten.upsample_{n}.vec" for n in ("linear1d", "bilinear2d", "trilinear3d")), kind="affine", executed=True)(
     _interpolating(aten.upsample_linear1d.vec)
 )
-operation("aten.upsample_bicubic2d.vec", kind="affine")(_interpolating(_cubic))
+operation("aten.upsample_bicubic2d.vec", kind="affine", executed=True)(_interpolating(_cubic, _OF_CUBIC))
 
 
 @operation("aten.cumsum.default", kind="affine", executed=True)

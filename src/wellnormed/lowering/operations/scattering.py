@@ -5,6 +5,7 @@ matrix's entries, so edge weights and linear operations before and after it are 
 """
 
 import math
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -60,14 +61,19 @@ def taken(ledger: Ledger, x: Value, sources: Tensor) -> Value:
 
 
 def scattered(ledger: Ledger, x: Value, places: Tensor, shape: tuple[int, ...]) -> Value:
-    """Add every entry of x to zeros of this shape, at the flat position in `places`; -1 leaves an entry out."""
+    """Add every entry of x to zeros of this shape, at the flat position in `places`; -1 leaves an entry out.
+
+    Executed, the entries that go to one place may be added one after another, in the dtype of the result.
+    """
     sources, sums = sources_of(places, math.prod(shape)).reshape(*shape, -1), []
     for some in sources.split(_TERMS, -1):
-        part = moves.add(ledger, [taken(ledger, x, column) for column in some.unbind(-1)])
+        part = moves.add(ledger, [taken(ledger, x, column) for column in some.unbind(-1)], sources.shape[-1])
         if sources.shape[-1] > _TERMS:  # an identity row, whose result is one term
-            part = ledger.derive("contraction", [(part, inner_axes(part))], shape=shape)
+            part = ledger.derive("contraction", [(part, inner_axes(part))], shape=shape, roundings=0)
         sums.append(part)
-    return mixed(ledger, x, places, moves.add(ledger, sums))
+    total = moves.add(ledger, sums, 0)  # whose roundings are counted
+    with ledger.executing(None):  # executed are sums, and no attention
+        return mixed(ledger, x, places, total)
 
 
 def mixed(ledger: Ledger, x: Value, places: Tensor, total: Value) -> Value:
@@ -130,20 +136,23 @@ def _at(index: Any, places: Tensor) -> Tensor:
     return torch.cat([torch.from_numpy(index).long().flatten(), torch.full((1,), -1)])[places]
 
 
-def _onto(ledger: Ledger, x: Value | Stored, added: Value) -> Value:
-    """The sum of `added` and x, which is mostly a stored tensor of zeros, and then needs no row."""
-    return added if isinstance(x, Stored) and not bool(x.tensor.any()) else add(ledger, added, x)
+def _onto(ledger: Ledger, x: Value | Stored, added: Value, places: Tensor) -> Value:
+    """The sum of x, mostly a stored tensor of zeros, which needs no row, and of what was `added` to it at `places`."""
+    if isinstance(x, Stored) and not bool(x.tensor.any()):
+        return added
+    return add(ledger, added, x, roundings=int(places.flatten().clamp(min=0).bincount(minlength=1).max()) + 1)
 
 
-@operation("aten.index_add.default")
+@operation("aten.index_add.default", executed=True)
 def index_add(ledger: Ledger, x: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) -> Value:
     """Slices of the source, times alpha, added to the slices of x that an index names."""
     places = positions(x.shape).index_select(dim, index.tensor)
-    added = scattered(ledger, as_value(ledger, source), places, x.shape)
-    return _onto(ledger, x, added if alpha == 1 else moves.times(ledger, added, float(alpha)))
+    source = as_value(ledger, source)
+    source = source if alpha == 1 else moves.times(ledger, source, float(alpha))
+    return _onto(ledger, x, scattered(ledger, source, places, x.shape), places)
 
 
-@operation("aten.scatter_reduce.two")
+@operation("aten.scatter_reduce.two", executed=True)
 def scatter_reduce(
     ledger: Ledger, x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
 ) -> Value:
@@ -155,10 +164,14 @@ def scatter_reduce(
     counts = places.flatten().bincount(minlength=math.prod(shape)).reshape(shape)
     if reduce in ("sum", "mean"):
         result = scattered(ledger, source, places, shape)
-        result = _onto(ledger, x, result) if include_self else result
+        result = _onto(ledger, x, result, places) if include_self else result
         if reduce == "mean":
-            divisors = ledger.computed(f"{ledger.name}.counts", (counts + include_self).clamp(min=1).double())
-            result = moves.times(ledger, result, divisors, divide=True)
+            numbers = (counts + include_self).clamp(min=1)
+            divisors = ledger.computed(f"{ledger.name}.counts", numbers.double())
+            # torch counts in the dtype of the result, where 1 + 256 is 256 in bfloat16
+            counted = bool(numbers.max() <= 2 / torch.finfo(ledger.dtype).eps)
+            with nullcontext() if counted else ledger.executing(None):
+                result = moves.times(ledger, result, divisors, divide=True)
     else:  # missing entries are zeros here and infinite in torch, so the sorted lines are not shared
         lines = taken(ledger, source, sources_of(places, math.prod(shape)).reshape(*shape, -1))
         end = -1 if reduce == "amax" else 0
@@ -168,23 +181,23 @@ def scatter_reduce(
     return larger(ledger, result, x, reduce == "amin") if include_self and reduce[0] == "a" else result
 
 
-operation("aten.scatter_add.default")(partial(scatter_reduce, reduce="sum"))
+operation("aten.scatter_add.default", executed=True)(partial(scatter_reduce, reduce="sum"))
 
 
-@operation("aten.index_put.default")
+@operation("aten.index_put.default", executed=True)
 def index_put(ledger: Ledger, x: Any, indices: Any, values: Any, accumulate: bool = False) -> Value:
     """Entries of x at stored positions, replaced by values or added to them."""
     places = aten.index.Tensor(positions(x.shape), [None if each is None else each.tensor for each in indices])
     added = scattered(ledger, moves.spread(ledger, as_value(ledger, values), places.shape), places, x.shape)
     if accumulate:
-        return _onto(ledger, x, added)
+        return _onto(ledger, x, added, places)
     if places.unique().numel() < places.numel():
         raise ledger.refuse("it writes to one place twice, in an undefined order; use each position once")
     written = torch.isin(positions(x.shape), places)
     return where(ledger, ledger.computed(f"{ledger.name}.written", written), added, x)
 
 
-@operation("aten.col2im.default")
+@operation("aten.col2im.default", executed=True)
 def fold(ledger: Ledger, x: Value, size: Any, kernel: Any, *settings: Any) -> Value:
     """Add up windows to an image, `torch.nn.functional.fold`: the adjoint of cutting windows out of an image."""
     image = (*x.shape[:-2], x.shape[-2] // math.prod(kernel), *size)
@@ -192,7 +205,7 @@ def fold(ledger: Ledger, x: Value, size: Any, kernel: Any, *settings: Any) -> Va
     return scattered(ledger, x, places, image)
 
 
-@operation("aten._sparse_mm.default")
+@operation("aten._sparse_mm.default", executed=True)
 def sparse_product(ledger: Ledger, matrix: Any, x: Any) -> Value:
     """`A x` with a stored sparse matrix A and a matrix x."""
     entries = matrix.tensor.to_sparse_coo().coalesce()
