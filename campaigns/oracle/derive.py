@@ -50,6 +50,8 @@ class _Oracle:
         constants = row.constants | {"shape": row.shape, "axes": row.axes}
         if row.operation == "attention" and len(inputs) == 4:
             constants |= _heads(row, inputs)
+        if "together" in constants:
+            constants["together"] = [x.gather((len(x.shape) - 2, len(x.shape) - 1)) for x in inputs[1:3]]
         if row.operation == "product":
             constants["functions"] = [_function(x) for x in inputs]
         if row.operation == "lipsdp":

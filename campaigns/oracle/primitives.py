@@ -287,6 +287,7 @@ def _unit(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) 
     return Bounds(radius, slope * x.gain, least(radius, ONE))
 
 
+@primitive("logsumexp")
 @primitive("contraction")
 def _contraction(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
     """A map with `|f(x) - f(y)| <= |x - y|` and `|f(x)| <= |x|` in every group, and entries of so many times those."""
@@ -301,12 +302,17 @@ def _attention(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Cla
     With s the scale, and all keys and all values of a head in balls of radius `R_k` and `R_v` about one centre each,
     the gain is at most `L_v + s R_v (R_q L_k + R_k L_q)`. For keys and values that are linear in the same tokens it is
     at most `|dx| sqrt(|W_v|^2 + (s R_q R_v |W_k|)^2) + s R_k R_v L_q`, where biases are the centres, and for queries
-    too, without a bias, `|dx| |W_v| (sqrt(1 + t^2) + t)` with `t = s |W_q^T W_k| R^2`.
+    too, without a bias, `|dx| |W_v| (sqrt(1 + t^2) + t)` with `t = s |W_q^T W_k| R^2`. Or all keys and all values of a
+    head are one group each: rows of weights have a norm of at most 1, and half the gain of their logits.
     """
     q, k, v = (read.bounds for read in reads[:3])
     scale, tokens, batch = abs(uppers(c["scale"]).item()), len(c["shape"]) - 2, c["shape"][:-2]
     lk, lv, rk, rv = (each.max(tokens, keepdims=True) for each in (k.gain, v.gain, k.radius, v.radius))
     gain = lv + scale * rv * (q.radius * lk + rk * q.gain)
+    if "together" in c:
+        keys, values = c["together"]
+        logits = scale * (q.gain * keys.radius + q.radius * keys.gain)
+        gain = least(gain, HALF * logits * values.radius + values.gain)
     if len(reads) > 3:
         x = reads[3].bounds
         size, change = x.radius.max(), x.gain.max()
