@@ -1,13 +1,13 @@
 """A program in float64 with the groups of its variables and of its result, as a search calls it."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wellnormed.program.program import Program, repeating
+from wellnormed.program.shaking import Shaken
 
 
 class Continuous:
@@ -44,12 +44,9 @@ class Continuous:
         return result if result.ndim else result[None]
 
     def shaken(self, inputs: Mapping[str, Tensor], share: float) -> Tensor:
-        """The result where every operation's result is wrong by a random share of itself, of this size.
-
-        So it shows how far rounding errors may reach, wherever in the model they arise, and whatever enlarges them.
-        """
+        """The result where every operation's result is wrong by a share of itself; see `Shaken`."""
         with sdpa_kernel(SDPBackend.MATH):
-            return _Shaking(self.double.module, share).run(*(inputs[name] for name in self.shapes))
+            return Shaken(self.double, share)(*(inputs[name] for name in self.shapes))
 
     def many(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The results for several values, one behind the other along an additional first axis."""
@@ -61,21 +58,6 @@ class Continuous:
                 self.at_once = False
         count = len(next(iter(inputs.values())))
         return torch.stack([self({name: x[number] for name, x in inputs.items()}) for number in range(count)])
-
-
-class _Shaking(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule, share: float) -> None:
-        super().__init__(module)
-        self._share, self._generator = share, torch.Generator().manual_seed(0)
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return torch.utils._pytree.tree_map(self._shaken, super().call_function(target, args, kwargs))
-
-    def _shaken(self, result: Any) -> Any:
-        if not isinstance(result, Tensor) or not result.is_floating_point():
-            return result
-        drawn = torch.rand(result.shape, generator=self._generator, dtype=result.dtype).to(result.device)
-        return result * (1 + self._share * (2 * drawn - 1))
 
 
 def _from_the_last(double: Program, node: fx.Node) -> tuple[int, ...]:

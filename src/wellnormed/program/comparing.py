@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from wellnormed.program.constants import draws
 from wellnormed.program.domain import Domain
 from wellnormed.program.drawing import draw
 from wellnormed.program.errors import DRAWS, UncertifiableError
-from wellnormed.program.operation import PLACING, kind_of
 from wellnormed.program.places import first_line, line_of, place
 from wellnormed.program.program import Example, Program, map_tensors, select
+from wellnormed.program.shaking import Shaken
 from wellnormed.program.snapshot import Snapshot
 
 BATCHES = (2, 7)
@@ -130,7 +130,7 @@ class _Comparing:
             vendor = torch.backends.mkldnn.enabled
             torch.backends.mkldnn.set_flags(False)  # other kernels, and one sample after the other
             try:
-                others = [_Rounded(program, seed) for seed in range(_MOVED)]
+                others = [Shaken(program, seed=seed) for seed in range(_MOVED)]
                 moved = [torch.cat([self._run([each], other) for each in some]) for other in others]
             finally:
                 torch.backends.mkldnn.set_flags(vendor)
@@ -198,27 +198,6 @@ class _Comparing:
                 f"{self._executed.dtype}"
             )
         return hidden
-
-
-class _Rounded(fx.Interpreter):
-    """Runs a program, and moves every number that an operation computes by the machine epsilon, up or down."""
-
-    def __init__(self, program: Program, seed: int) -> None:
-        super().__init__(program.module)
-        generator, self._factors = torch.Generator().manual_seed(seed), dict[fx.Node, Tensor]()
-        for node in program.nodes:
-            result = node.meta.get("val")
-            floats = isinstance(result, Tensor) and result.is_floating_point() and result.dtype.itemsize > 1
-            if floats and node in program.depends.variable and kind_of(node) not in PLACING:
-                signs = torch.randint(0, 2, result.shape, generator=generator) * 2 - 1
-                self._factors[node] = (1 + torch.finfo(result.dtype).eps * signs).to(result.dtype)
-
-    def __call__(self, *tensors: Tensor) -> Tensor:
-        return self.run(*tensors)
-
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        return result * self._factors[n] if n in self._factors else result
 
 
 def _called(model: nn.Module, inputs: Example, circumstance: str, output: Any) -> Tensor:
