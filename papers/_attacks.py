@@ -106,15 +106,19 @@ def certified_radii(model: nn.Sequential, images: Tensor, labels: Tensor) -> tup
 
     The model applies layers that `certify` knows, and a last `nn.Linear` without bias. The logit of class a minus that
     of b moves by at most `|w_a - w_b|` times the change of what the last layer reads, and that by the certificate of
-    the layers before. From each gap, twice that is taken which executing the model in float64 may add to it,
-    unless an operation has no bound of rounding errors; radii are then in real arithmetic.
+    the layers before. From each gap, twice that is taken which executing the model in float64 may add to it.
+
+    Raises:
+        ValueError: An operation has no bound of rounding errors, so no radius holds for the executed network.
     """
     model = copy.deepcopy(model).double()
     body, head = model[:-1], model[-1]
     assert isinstance(head, nn.Linear)
     assert head.bias is None
     bound = certify(body, images[:1].double(), box=(0, 1)).lipschitz
-    error = certify(model, images[:1].double(), box=(0, 1)).forward_error or 0.0
+    whole = certify(model, images[:1].double(), box=(0, 1))
+    if (error := whole.forward_error) is None:
+        raise ValueError(f"{whole.unbounded_at} has no bound of rounding errors; replace the operation")
     logits = torch.cat([model(part.double()) for part in images.split(500)])
     gaps, weight = logits.gather(1, labels[:, None]) - logits - 2 * math.sqrt(2) * error, head.weight
     rows = (weight[labels][:, None] - weight).norm(dim=2) * bound

@@ -80,7 +80,9 @@ def spelled(self: Any, x: Tensor) -> Tensor:
 def spreads(self: Any, x: Tensor) -> Tensor:
     centred, variance = x - x.mean(-1, True), x.var(-1, keepdim=True)
     units = [centred / (x.std(-1, keepdim=True) + 1e-2), centred * (variance + 1e-2).rsqrt()]
-    return torch.cat([*units, x.std(-1, keepdim=True), variance, torch.hypot(x, x.flip(-1))], -1)
+    sizes = [(x.square().sum(-1, keepdim=True) + 1e-3).sqrt(), x.square().mean(-1, keepdim=True).sqrt()]
+    sizes += [F.lp_pool1d(x[:, None], 2, 2)[:, 0], torch.hypot(x, x.flip(-1))]
+    return torch.cat([*units, x.std(-1, keepdim=True), variance, *sizes], -1)
 
 
 def indexed(self: Any, x: Tensor) -> Tensor:

@@ -94,6 +94,16 @@ def test_a_radius_is_its_formula_and_zero_where_the_class_is_wrong():
     assert radii.tolist() == pytest.approx([1.5 / math.sqrt(2) / 2, 0.0, 0.0], rel=1e-6)  # the certificate rounds up
 
 
+def test_radii_are_refused_where_rounding_errors_have_no_bound():
+    class Quartic(nn.Module):
+        def forward(self, x):
+            return x.pow(4)
+
+    model = nn.Sequential(nn.Flatten(), Quartic(), nn.Linear(4, 3, bias=False))
+    with pytest.raises(ValueError, match="pow has no bound of rounding errors"):
+        certified_radii(model, torch.rand(2, 4), torch.tensor([0, 1]))
+
+
 def test_apgd_finds_what_the_one_of_adv_lib_finds():
     adv_lib = pytest.importorskip("adv_lib.attacks", reason="needs the extra `attacks`", exc_type=ImportError)
     model, inputs = network(64), images(500)

@@ -110,8 +110,8 @@ CONTRACTIONS: list[tuple[Any, Lowering]] = [
         Stated(lambda ledger, f: centre(ledger, f["x"], f["dims"])),
     ),
     (op("sub", X, op("tanh.default", X)), Stated(lambda ledger, f: apply(ledger, "tanhshrink", f["x"]), False)),
-    *((_lp_pool(axes), partial(_pool, axes)) for axes in (1, 2, 3)),
-    (_LENGTH, _length),
+    *((_lp_pool(axes), Stated(partial(_pool, axes))) for axes in (1, 2, 3)),
+    (_LENGTH, Stated(_length)),
     (_MIXTURE, Stated(_mixture)),
     ((op("rsub", _GATE, 1), op("sub", 1, _GATE)), Stated(_complement)),
 ]

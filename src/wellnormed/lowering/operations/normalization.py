@@ -242,11 +242,14 @@ def smooth_norm(ledger: Ledger, x: Value, dims: Any, keepdim: bool, eps: float, 
     """`sqrt(|x|^2 + eps)`, or `sqrt(mean(x^2) + eps)`, over some axes: a contraction of x plus at most `sqrt(eps)`."""
     if eps < 0:
         raise ledger.refuse(f"it adds {eps} below a root; add a positive number")
-    norm = euclidean_norm(ledger, x, 2, dims, keepdim)
+    norm, count = euclidean_norm(ledger, x, 2, dims, keepdim), math.prod(x.shape[d] for d in axes_of(x, dims))
     if mean:
-        count = math.prod(x.shape[d] for d in axes_of(x, dims))
         norm = moves.times(ledger, norm, math.nextafter(math.sqrt(count), 0.0), divide=True)
-    return moves.add(ledger, [norm, moves.number(ledger, math.nextafter(math.sqrt(eps), math.inf))]) if eps else norm
+    if not eps:
+        return norm
+    # executed is the root of one sum, whose roundings are those of the norm
+    added = moves.number(ledger, math.nextafter(math.sqrt(eps), math.inf))
+    return moves.add(ledger, [norm, added], roundings=count + 8)
 
 
 @operation("aten.std.correction", "aten.std.dim", executed=True)
