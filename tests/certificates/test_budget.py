@@ -326,6 +326,14 @@ def test_print_fits_80_columns_and_sums_to_all_of_the_constant():
     assert constraints.caps()["0.bias"] == FREE
 
 
+def test_print_says_which_weights_are_shrunk_at_once():
+    model = residual()
+    constraints = wn.constrain(wn.Scion(model), lipschitz=0.05, example_input=X)
+    line = str(constraints).splitlines()[2]
+    said = re.fullmatch(r"at once the caps shrink 4 weights, the most (\S+), of norm (\S+) for (\S+)", line)
+    assert float(said[2]) > float(said[3]) == pytest.approx(constraints.caps()[said[1]], rel=1e-2)
+
+
 def ordinary_gpt():
     layers = (m for _ in range(2) for m in (nn.LayerNorm(8), nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)))
     return nn.Sequential(nn.Embedding(12, 8), Residual(*layers), nn.LayerNorm(8), nn.Linear(8, 12, bias=False))
@@ -336,7 +344,7 @@ def test_a_constant_with_which_the_result_can_hardly_move_is_refused_before_anyt
     torch.manual_seed(0)
     model = ordinary_gpt()
     optimizer, before = wn.Scion(model), copy.deepcopy(model.state_dict())
-    words = r"can hardly move: .* RMS of at most 0\.0\d+, .* of what it could be.* weights are above.* wn\.calibrate"
+    words = r"can hardly move: .* RMS of at most 0\.0\d+, .* of what it could be.* the caps shrink .* wn\.calibrate"
     with pytest.raises(ValueError, match=words):
         wn.constrain(optimizer, lipschitz=10.0, example_input=TOKENS)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())

@@ -55,8 +55,10 @@ class Budget(ProvedCaps):
 
     what = "constant"
 
-    def __init__(self, *given: Any, words: str, costs: Caps, every: int, rectified: bool, **proved: Any) -> None:
-        self._words, self._every, self._rectified = words, every, rectified
+    def __init__(
+        self, *given: Any, words: str, costs: Caps, every: int, moved: str, rectified: bool, **proved: Any
+    ) -> None:
+        self._words, self._every, self._moved, self._rectified = words, every, moved, rectified
         self._count = torch.zeros((), dtype=torch.int64)
         self._costs = {name: torch.tensor(cost, dtype=torch.float64) for name, cost in costs.items()}
         constrained: tuple[Constrained, ...] = given[1]
@@ -79,7 +81,7 @@ class Budget(ProvedCaps):
         rows += [(name, "none", "", why) for name, why in self._left_out.items()]
         moves = f"move every {self._every} steps" if self._every else "stay"
         head = f"Lipschitz constant at most {self._words}\nafter every step; caps {moves}"
-        return "\n".join([head, aligned(rows), *[RECTIFIED] * self._rectified])
+        return "\n".join([head, *filter(None, [self._moved]), aligned(rows), *[RECTIFIED] * self._rectified])
 
     __repr__ = __str__
 

@@ -120,7 +120,8 @@ def constrain_to(
         cost = cost_of(within, start, caps, free, norms_now, float(numbers["rms"]))
         cost.judge(asked.most, asked.accept_small_range)
         words = " and ".join(f"{shown(number)} {UNITS[each]}" for each, number in numbers.items())
-        make = partial(Budget, words=words, costs=costs, every=asked.move_every, rectified=only_relu(rows))
+        shown_first = {"words": words, "moved": cost.moves, "rectified": only_relu(rows)}
+        make = partial(Budget, costs=costs, every=asked.move_every, **shown_first)
     make = partial(make, within=within, asked=float(asked.most), caps=caps, fixed=fixed)
     constraints = {**given, **{name: kinds[name](cap, every=asked.every) for name, cap in caps.items()}}
     return attach(optimizer, constraints, assignment, prove, make)

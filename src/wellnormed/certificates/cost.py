@@ -58,12 +58,16 @@ class Cost:
         if self.share < SMALL_SHARE:
             warn(f"constrain: lipschitz={lipschitz} costs range: {self}. {remedy}")
 
+    @property
+    def moves(self) -> str:
+        """Which weights are projected as soon as the caps are attached; empty if none is above its cap."""
+        return f"at once the caps shrink {self.moved} weights{self.most}" if self.moved else ""
+
     def __str__(self) -> str:
         after, share = shown(self.after, ".3g"), shown(self.share, ".2g")
         return (
             f"two inputs change the result by an RMS of at most {after}, {share} of what it could be, for norm layers, "
-            f"and all else that is steep and has a small range, take the rest; {self.moved} weights are above their "
-            f"caps{self.most}"
+            f"and all else that is steep and has a small range, take the rest{self.moves and '; '}{self.moves}"
         )
 
 
