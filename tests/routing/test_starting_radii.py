@@ -66,6 +66,16 @@ def test_a_kernel_moves_by_its_positions_and_what_stands_beside_it_by_as_much_mo
     assert float(wn.assign_norms(layer).assigned[0].norm.norm(layer.weight.detach())) == pytest.approx(1.0, rel=1e-3)
 
 
+ONE_AXIS = (
+    nn.Conv1d(16, 24, 4), nn.Conv2d(16, 24, (4, 1)), nn.ConvTranspose2d(16, 24, (1, 4)), nn.Conv3d(16, 24, (1, 4, 1)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", ONE_AXIS, ids=repr)
+def test_a_kernel_along_one_axis_keeps_radius_1_however_it_is_written(layer):
+    assert [a.radius for a in wn.assign_norms(layer) if a.name == "weight"] == [1.0]
+
+
 def test_layers_with_several_weights_or_fused_ones_have_one_size():
     recurrent, attention = nn.LSTM(64, 64), nn.MultiheadAttention(64, 4)
     for layer in (recurrent, attention):

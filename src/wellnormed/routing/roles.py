@@ -242,7 +242,8 @@ def _by_layer(module: nn.Module, leaf: str) -> Role | None:
             return Role("matrix", "nn.Linear")
         case _ConvNd(), "weight":
             size, layer = module.kernel_size, f"nn.{'ConvTranspose' if module.transposed else 'Conv'}"
-            overlap = len(size) > 1 and any(step < n for step, n in zip(module.stride, size, strict=True))
+            plane = sum(n > 1 for n in size) > 1  # and not along one axis
+            overlap = plane and any(step < n for step, n in zip(module.stride, size, strict=True))
             return Role(
                 "convolution", f"{layer}{len(size)}d", groups=module.groups, transposed=module.transposed,
                 positions=math.prod(size) if overlap else 1,
