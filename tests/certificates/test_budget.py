@@ -329,9 +329,13 @@ def test_print_fits_80_columns_and_sums_to_all_of_the_constant():
 def test_print_says_which_weights_are_shrunk_at_once():
     model = residual()
     constraints = wn.constrain(wn.Scion(model), lipschitz=0.05, example_input=X)
-    line = str(constraints).splitlines()[2]
+    line, more = str(constraints).splitlines()[2:4]
     said = re.fullmatch(r"at once the caps shrink 4 weights, the most (\S+), of norm (\S+) for (\S+)", line)
     assert float(said[2]) > float(said[3]) == pytest.approx(constraints.caps()[said[1]], rel=1e-2)
+    enough = float(re.fullmatch(r"\(lipschitz=(\S+) would shrink none\)", more)[1])
+    model = residual()
+    assert "shrink" not in str(wn.constrain(wn.Scion(model), lipschitz=enough, example_input=X))
+    assert "shrink" in str(wn.constrain(wn.Scion(model), lipschitz=0.98 * enough, example_input=X))
 
 
 def ordinary_gpt():

@@ -56,7 +56,7 @@ class Budget(ProvedCaps):
     what = "constant"
 
     def __init__(
-        self, *given: Any, words: str, costs: Caps, every: int, moved: str, rectified: bool, **proved: Any
+        self, *given: Any, words: str, costs: Caps, every: int, moved: Sequence[str], rectified: bool, **proved: Any
     ) -> None:
         self._words, self._every, self._moved, self._rectified = words, every, moved, rectified
         self._count = torch.zeros((), dtype=torch.int64)
@@ -81,7 +81,7 @@ class Budget(ProvedCaps):
         rows += [(name, "none", "", why) for name, why in self._left_out.items()]
         moves = f"move every {self._every} steps" if self._every else "stay"
         head = f"Lipschitz constant at most {self._words}\nafter every step; caps {moves}"
-        return "\n".join([head, *filter(None, [self._moved]), aligned(rows), *[RECTIFIED] * self._rectified])
+        return "\n".join([head, *self._moved, aligned(rows), *[RECTIFIED] * self._rectified])
 
     __repr__ = __str__
 

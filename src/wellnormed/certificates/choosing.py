@@ -21,7 +21,7 @@ from wellnormed.certificates.logits import Logits, for_most_inputs, logit_caps
 from wellnormed.certificates.printing import only_relu
 from wellnormed.certificates.promising import promise_of
 from wellnormed.certificates.proved_caps import layers_with, refuse_training
-from wellnormed.certificates.sizes import UNITS, Unit
+from wellnormed.certificates.sizes import UNITS, Unit, entries_of, slope
 from wellnormed.certificates.within import Capped, Within, constant_of
 from wellnormed.constraints import ColumnCap, Constraint, Constraints, HardCap
 from wellnormed.constraints.caps import EntryCap
@@ -120,7 +120,9 @@ def constrain_to(
         cost = cost_of(within, start, caps, free, norms_now, float(numbers["rms"]))
         cost.judge(asked.most, asked.accept_small_range)
         words = " and ".join(f"{shown(number)} {UNITS[each]}" for each, number in numbers.items())
-        shown_first = {"words": words, "moved": cost.moves, "rectified": only_relu(rows)}
+        none = shown(slope(rows[-1], entries_of(rows, asked.unit)), ".3g")  # within caps that are the norms now
+        moved = [cost.moves, f"(lipschitz={none} would shrink none)"] if cost.moved else []
+        shown_first = {"words": words, "moved": moved, "rectified": only_relu(rows)}
         make = partial(Budget, costs=costs, every=asked.move_every, **shown_first)
     make = partial(make, within=within, asked=float(asked.most), caps=caps, fixed=fixed)
     constraints = {**given, **{name: kinds[name](cap, every=asked.every) for name, cap in caps.items()}}
