@@ -14,9 +14,11 @@ from typing import Any
 from benchmarks.constant_one import JOBS
 from benchmarks.constant_one import OURS as KIT
 from benchmarks.constant_one import best as best_jobs
+from benchmarks.fine_tuning import SEARCHED
 from benchmarks.public_curves import SCION
 from benchmarks.public_curves import best as curves
 from benchmarks.public_defaults import ARMS, MODELS, PEERS, means, missing
+from benchmarks.settled import OTHERWISE, PROVED, STATED
 from docs.harnesses import pass_rates
 from docs.make_claims import claims
 from papers._table import Table
@@ -439,6 +441,76 @@ def trained() -> Lines:
     yield from ("[Their page](trained-models.md) says what the columns are.", "", trained_models(), "")
 
 
+def _bound(row: Mapping[str, Any], execution: str) -> str:
+    """A bound of rounding errors, or a dash."""
+    bound = row["forward_error"].get(execution)
+    return "-" if bound is None else shown(bound, ".3g")
+
+
+def forward_errors() -> str:
+    """Bounds of rounding errors of ten models, beside what a search found."""
+    content = load("forward-errors.json")
+    lines = [
+        (row["model"], f"{row['parameters']:,}",
+         *(cell for each in ("float32", "bfloat16")
+           for cell in (_bound(row, each), shown(row["found"][each], ".2g", up=False))),
+         _bound(row, "float64"), _bound(row, STATED), f"{row['seconds']:.1f}",
+         f"`{row['no_bound_at']['float32']}`" if row["no_bound_at"]["float32"] else "")
+        for row in content["rows"]
+    ]  # fmt: skip
+    columns = (
+        "model | parameters | float32: proved | found | bfloat16: proved | found | float64: proved | "
+        "float32, partial sums | seconds | none in float32 from"
+    )
+    return "\n".join(table(columns, lines)).rstrip()
+
+
+def settled() -> str:
+    """Shares of predictions that no machine changes, beside those that were changed."""
+    lines = [
+        (row["model"], f"{row['validation_loss']:.3f}", *(_bound(row, each) for each in ("float32", "float64")),
+         *(f"{shown(100 * row['settled'][each], '.1f', up=False)}%" for each in ("float32", "float64")),
+         f"{row['changed']['bfloat16']:.2%}", f"{row['changed'][OTHERWISE]:.2%}", f"{row['forwards'] - 1:.1f}")
+        for row in load("settled.json")["rows"]
+    ]  # fmt: skip
+    shares = "settled in float32 | in float64 | changed in bfloat16 | in float32"
+    columns = f"model | loss | E in float32 | in float64 | {shares} | time of float64"
+    return "\n".join(table(columns, lines)).rstrip()
+
+
+def fine_tuning() -> str:
+    """The loss at every rate, and of runs within constants."""
+    rows, lines = load("fine-tuning.json")["rows"], []
+    rows = sorted(rows, key=lambda row: row["job"])  # runs that were added later stand beside the others
+    for (job, arm, kept), each in grouped(rows, "job", "arm", "kept").items():
+        searched = sorted((row for row in each if row["seed"] == SEARCHED), key=lambda row: row["rate"])
+        best = min(searched, key=lambda row: row["loss_after"])
+        others = [row["loss_after"] for row in each if row["seed"] != SEARCHED]
+        name = arm if kept is None else f"{arm}, lipschitz={shown(best['proved'] * kept, '.3g')}"
+        start = " then ".join(
+            f"{best[f'loss_{when}']:.3g}" for when in ("before", "projected") if f"loss_{when}" in best
+        )
+        losses = ", ".join(f"{row['rate']:g}: {row['loss_after']:.3g}" for row in searched)
+        shares = f"{best['right_before']:.0%}, {best['right_after']:.0%}"
+        lines.append((job, name, start, losses, span(others, ".3g"), shares))
+    columns = (
+        "network | optimizer | loss before | rate: loss after | another seed at the best rate | right before, after"
+    )
+    return "\n".join(table(columns, lines)).rstrip()
+
+
+def rounding() -> Lines:
+    """Rounding errors, settled predictions, and fine-tuning."""
+    parts = (
+        ("Rounding errors of models", "forward-errors.json", forward_errors, "[Rounding](rounding.md)"),
+        ("Settled predictions", "settled.json", settled, "[Reproducible predictions](reproducible.md)"),
+        ("Fine-tuning", "fine-tuning.json", fine_tuning, "[Learning rates](rates.md#fine-tuning)"),
+    )
+    for title, name, lines, where in parts:
+        yield from (f"## {title}", "", *origin(name, load(name)), f"{where} says what the columns are.", "")
+        yield from (lines(), "")
+
+
 def facts() -> str:
     """The table of README.md, between its two comments: what people want, what they type, and what was measured."""
     ends = {name: fmean(row["curve"][-1][1] for row in rows) for name, rows in curves(load(CURVES)["rows"]).items()}
@@ -452,6 +524,8 @@ def facts() -> str:
     lagging = max(row["constant"] for (_, arm), row in job.items() if arm == "spectral_norm")
     mnist = [mean(found.results, "certified") for kind, found in best(vision_rows()).items() if kind.data == "mnist"]
     near, far = max(each[0] for each in mnist), max(each[-1] for each in mnist)
+    proved = next(row for row in load("settled.json")["rows"] if row["model"] == PROVED)
+    same = [shown(100 * proved["settled"][each], ".3g", up=False) for each in ("float64", "float32")]
     slowest = max(row["seconds"] for row in load("trained-models.json")["rows"])
     constant = "`wn.nn.MaxMin()`, `wn.constrain(optimizer, lipschitz=1.0, example_input=x)`"
     lines = [
@@ -476,6 +550,10 @@ def facts() -> str:
          "[monotone](docs/monotone.md) for every input"),
         ("ranges for float8", "`wn.certificates.number_formats(wn.certify(model))`",
          "[scales](docs/low-precision.md#scales-for-e4m3-without-a-look-at-the-data) before the first input"),
+        ("the same prediction on every machine", "`wn.certify(model, x, margins=True).settled(logits)`",
+         f"[reproducible](docs/reproducible.md) in any batch, kernel and order of sums: of a small GPT's "
+         f"{load('settled.json')['tokens']:,} tokens {same[0]}% in float64, {same[1]}% in float32; bfloat16 changes "
+         f"{proved['changed']['bfloat16']:.1%}"),
         ("a bound for a model that you have", "`wn.certify(model, x)`",
          f"[five that others trained](docs/trained-models.md): {slowest:.0f} seconds at most, and bounds of any size"),
     ]  # fmt: skip
@@ -550,6 +628,7 @@ def page() -> str:
         public_defaults(),
         constant_one(),
         trained(),
+        rounding(),
         frontier(),
         steps(),
         matrix(),
@@ -572,6 +651,9 @@ WITHIN = {
     DOCS / "signed-distance.md": partial(job, "signed distance"),
     DOCS / "certified-classifier.md": partial(job, "digits"),
     DOCS / "trained-models.md": trained_models,
+    DOCS / "rounding.md": forward_errors,
+    DOCS / "reproducible.md": settled,
+    DOCS / "rates.md": fine_tuning,
 }
 """Pages with a part that is made from the files, and what makes it."""
 
