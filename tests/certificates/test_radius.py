@@ -88,6 +88,9 @@ def test_rounding_is_taken_from_the_gap_twice():
     ratio = executed.certified_radius(logits) / real.certified_radius(logits)
     torch.testing.assert_close(ratio, (1 - most / logits[:, 0].double()).clamp(min=0), rtol=1e-5, atol=1e-6)
     assert executed.settled(logits).tolist() == [False, False, True, True]
+    assert executed.settled(0.5 * logits, against="real").tolist() == [False, False, True, True]
+    with pytest.raises(ValueError, match="settled: against='all' is not one of machines, real"):
+        executed.settled(logits, against="all")
     with pytest.raises(ValueError, match="left out"):
         real.settled(logits)
 

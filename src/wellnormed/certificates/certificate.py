@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import SafetensorError
 from safetensors.torch import save as save_tensors
@@ -165,7 +165,7 @@ class Certificate:
         """
         return certified_radius(self, logits, std)
 
-    def settled(self, logits: Tensor) -> Tensor:
+    def settled(self, logits: Tensor, against: Literal["machines", "real"] = "machines") -> Tensor:
         """Which predictions no machine, batch, kernel or order of sums can change: a boolean tensor `(...)`.
 
         The largest executed logit leads by more than `2 sqrt(2) forward_error`, which is the most by which two
@@ -174,10 +174,12 @@ class Certificate:
         Args:
             logits: Results of the certified program, `(..., classes)`, executed on inputs of the domain, in its dtype
                 or a wider one.
+            against: With `"real"`, which predictions are those of the function in real arithmetic: half of the lead
+                shows it. Then other machines agree that compute what is not settled in more digits.
 
         Raises:
-            ValueError: The logits have another shape or fewer digits than the program's, or are not finite; or the
-                rounding errors have no bound.
+            ValueError: The logits have another shape or fewer digits than the program's, or are not finite; the
+                rounding errors have no bound; or `against` is neither word.
 
         Example:
             >>> import torch, wellnormed as wn
@@ -185,7 +187,7 @@ class Certificate:
             >>> certificate.settled(torch.tensor([[0.5, 0.25], [0.5, 0.5 + 1e-7]]))
             tensor([ True, False])
         """
-        return settled(self, logits)
+        return settled(self, logits, against)
 
     @property
     def largest_logit(self) -> Bound | None:

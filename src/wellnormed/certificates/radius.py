@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from wellnormed._inputs import require_choice
 from wellnormed.certificates import printing
 from wellnormed.certificates.sizes import greatest
 from wellnormed.proof.arithmetic import FORMATS
@@ -30,9 +31,11 @@ def certified_radius(certificate: "Certificate", logits: Tensor, std: float | Se
     return torch.where(gap > 0, gap / _slope_of_a_gap(certificate), 0.0) * (min(deviations) * (1 - _ROUNDING))
 
 
-def settled(certificate: "Certificate", logits: Tensor) -> Tensor:
+def settled(certificate: "Certificate", logits: Tensor, against: str) -> Tensor:
     """See `Certificate.settled`."""
-    return _gap("settled", certificate, logits) * (1 - _ROUNDING) > _changed_by_rounding("settled", certificate)
+    require_choice("settled: against", against, ("machines", "real"))
+    most = _changed_by_rounding("settled", certificate) / (1 if against == "machines" else 2)
+    return _gap("settled", certificate, logits) * (1 - _ROUNDING) > most
 
 
 def _changed_by_rounding(caller: str, certificate: "Certificate") -> float:
