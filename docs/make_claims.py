@@ -111,6 +111,7 @@ CLAIMS = (
         "nested matrix signs fail on norms as small as 100, the block form does not",
         "hardcap-stability",
         ("nested, float32", "block, float32"),
+        "paper",
     ),
     Claim(
         "SC 5",
