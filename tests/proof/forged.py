@@ -378,6 +378,10 @@ ROWS: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
     "tanh": (alone("elementwise", V, function="tanh"), {}),
     "cos": (alone("elementwise", V, function="cos"), {}),
     "hardswish": (alone("elementwise", V, function="hardswish"), {}),
+    "silu in 16 bits": (alone("elementwise", V, function="silu", executed={"dtype": "bfloat16"}), {}),
+    "silu stored in 16 bits": (
+        alone("elementwise", V, function="silu", executed={"dtype": "bfloat16", "roundings": 1}), {},
+    ),
     "sigmoid of many": (alone("elementwise", [[1, 8]] * 2, function="sigmoid"), {}),
     "elu": (alone("elementwise", V, function="elu", numbers=[3.0, 2.0, 1.5]), {}),
     "elu of a negative alpha": (alone("elementwise", V, function="elu", numbers=[-3.0, 2.0, 1.5]), {}),

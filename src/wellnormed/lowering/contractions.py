@@ -20,7 +20,7 @@ from wellnormed.lowering.operations.activation import apply
 from wellnormed.lowering.operations.movement import as_value
 from wellnormed.lowering.operations.normalization import centre, euclidean_norm, smooth_norm
 from wellnormed.lowering.operations.selection import larger, paired, settings_of, windows
-from wellnormed.lowering.patterns import Lowering, Stated
+from wellnormed.lowering.patterns import Lowering, Stated, entrywise
 from wellnormed.proof.value import Value
 
 Y = Anything("y")
@@ -109,7 +109,7 @@ CONTRACTIONS: list[tuple[Any, Lowering]] = [
         op("sub", X, op("mean.dim", X, Anything("dims"), True, rest="mean_rest")),
         Stated(lambda ledger, f: centre(ledger, f["x"], f["dims"])),
     ),
-    (op("sub", X, op("tanh.default", X)), Stated(lambda ledger, f: apply(ledger, "tanhshrink", f["x"]), False)),
+    (op("sub", X, op("tanh.default", X)), entrywise("tanhshrink")),
     *((_lp_pool(axes), Stated(partial(_pool, axes))) for axes in (1, 2, 3)),
     (_LENGTH, Stated(_length)),
     (_MIXTURE, Stated(_mixture)),

@@ -117,6 +117,11 @@ class Stated:
         return self.lowering(ledger, found)
 
 
+def entrywise(function: str) -> Stated:
+    """A function of every entry that is executed operation by operation."""
+    return Stated(lambda ledger, f: apply(ledger, function, f["x"], stored=True))
+
+
 PATTERNS: list[tuple[Any, Lowering]] = [
     (
         _by_root(X, add(_MEAN_SQUARE, _EPS)),
@@ -135,11 +140,14 @@ PATTERNS: list[tuple[Any, Lowering]] = [
         Stated(lambda ledger, f: to_unit(ledger, f["x"], f["dims"], f["eps"], f.get("share", 1 / f.get("count", 1.0)))),
     ),
     (_by(X, add(op("sqrt.default", _MEAN_SQUARE), _EPS)), Stated(_by_mean_square)),
-    (op(_DIV, X, add(op("abs.default", X), 1)), Stated(lambda ledger, f: apply(ledger, "softsign", f["x"]), False)),
+    (
+        op(_DIV, X, add(op("abs.default", X), 1)),
+        Stated(lambda ledger, f: apply(ledger, "softsign", f["x"], stored=True)),
+    ),
     (_LEAKY, Stated(lambda ledger, f: apply(ledger, "leaky_relu", f["x"], f["slope"]))),
-    (_gated(_TANH), Stated(lambda ledger, f: apply(ledger, "gelu_tanh", f["x"]), False)),
-    (_gated(_ERF), Stated(lambda ledger, f: apply(ledger, "gelu", f["x"]), False)),
-    (mul(X, _SIGMOID), Stated(lambda ledger, f: apply(ledger, "silu", f["x"]), False)),
+    (_gated(_TANH), entrywise("gelu_tanh")),
+    (_gated(_ERF), entrywise("gelu")),
+    (mul(X, _SIGMOID), entrywise("silu")),
     ((_POTENTIAL, _FUSED_POTENTIAL), Stated(_convex, False)),
 ]
 """Patterns, each with the function that bounds it. It takes the bindings of a match, with values and stored tensors

@@ -122,7 +122,8 @@ def _shift(row: Inference, *, over: Axes | None = None) -> Bounds:
 def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = ()) -> Bounds:
     """A function of every entry, with its settings; the claim of a learned slope says that no slope exceeds it.
 
-    `product` rests on a gain that is the largest slope, wherever x lies, times that of x.
+    `product` rests on a gain that is the largest slope, wherever x lies, times that of x. For formulas executed step by
+    step, the table's errors hold with the unit of what the steps store.
     """
     row.keeps_shape(claims=(0, 1))
     shape = shape_of(function, *numbers)
@@ -140,8 +141,10 @@ def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = 
         constant *= max([ONE, *(abs(Decimal(each)) for each in numbers)]) ** 2
         own = by_size * (radius + error) + by_input * (x.radius + x.error) + constant * count
         row.require_held(8 * (x.largest + x.error))
-        unit = max(row.rate(1, of_sums=True), FORMATS["float32"].unit if function in SHORT else ZERO)
-        own = unit * own + UNDERFLOW * FORMATS[row.format.sums].floor * count
+        at_once = not row.how.roundings  # or step by step
+        unit = max(row.rate(1, of_sums=at_once), FORMATS["float32"].unit if function in SHORT else ZERO)
+        floor = FORMATS[row.format.sums].floor if at_once else row.format.floor
+        own = unit * own + UNDERFLOW * floor * count
         error = row.stored(radius, error + own, row.entries())
     if beside:  # a limit is rounded
         error = error + (row.rate(1) * beside + row.format.floor) * count

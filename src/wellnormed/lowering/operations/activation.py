@@ -14,11 +14,14 @@ from wellnormed.program.operation import operation
 from wellnormed.proof.value import Value
 
 
-def apply(ledger: Ledger, function: str, x: Value, *numbers: float) -> Value:
-    """Apply a function of the table `proof.functions` to every entry; the numbers are its settings."""
+def apply(ledger: Ledger, function: str, x: Value, *numbers: float, stored: bool = False) -> Value:
+    """Apply a function of the table `proof.functions` to every entry; the numbers are its settings.
+
+    Of a formula that is executed operation by operation, results in between are `stored`.
+    """
     return ledger.derive(
         "elementwise", [(x, inner_axes(x))], shape=x.shape,
-        constants={"function": function, "numbers": [float(each) for each in numbers]},
+        constants={"function": function, "numbers": [float(each) for each in numbers]}, roundings=1 if stored else None,
     )  # fmt: skip
 
 
