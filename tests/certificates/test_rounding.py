@@ -281,6 +281,7 @@ def test_what_has_no_rule_is_named(function: Callable[[Tensor], Tensor]) -> None
         (lambda x: x.half() * torch.tensor(1e-8), 6e4),
         (lambda x: (x := x.half()) / (x.pow(2).mean(-1, True) + 6e4).sqrt(), 125),
         (lambda x: (x := x.half()) / (x.norm(dim=-1, keepdim=True) + 65500), 125),
+        (lambda x: (x := x.half()) / (700 * x.norm(dim=-1, keepdim=True) + 70), 60),
     ],
 )  # fmt: skip
 def test_numbers_that_a_dtype_does_not_round_by_its_unit_have_no_bound(
@@ -289,6 +290,20 @@ def test_numbers_that_a_dtype_does_not_round_by_its_unit_have_no_bound(
     certificate = wn.certify(Function(lambda self, x: function(x)), torch.ones(1, 4), radius=size)
     assert certificate.forward_error is None
     assert wn.verify(certificate, {}).forward_error is None
+
+
+def test_scales_of_logits_that_lose_what_they_give_back_have_no_bound() -> None:
+    def scaled(*factors: float) -> Certificate:
+        def attention(self: Any, x: Tensor) -> Tensor:
+            logits = x @ x.mT
+            for factor in factors:
+                logits = logits * factor
+            return logits.softmax(-1) @ x
+
+        return wn.certify(Function(attention), torch.randn(1, 5, 4), radius=3.0)
+
+    assert scaled(1e-30, 1e-15, 1e30, 1e15).forward_error is None
+    assert scaled(0.5, 0.5).forward_error is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

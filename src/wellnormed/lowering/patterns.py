@@ -180,7 +180,9 @@ def attention_of(node: fx.Node, dependent: Callable[[Any], bool]) -> Found | Non
         return None
     below = all(fill == -math.inf for fill, _ in logits.fills)  # all others, whatever is added to them
     q, transposed_k = factors
-    parts = {"q": q, "transposed_k": transposed_k, "v": v, "scale": logits.scale, "steps": logits.steps}
+    # between factors above and below 1, numbers may over- or underflow that the scale and the logits do not show
+    steps = None if logits.shrinks and logits.grows else logits.steps
+    parts = {"q": q, "transposed_k": transposed_k, "v": v, "scale": logits.scale, "steps": steps}
     return parts | {"added": [] if below else logits.added, "biases": logits.added}
 
 
@@ -198,6 +200,10 @@ class _Logits:
     """Constants, each with the factor that multiplies it after it was added."""
     steps: int = 0
     """The number of operations that were read."""
+    shrinks: bool = False
+    """Whether a factor was below 1, in absolute value."""
+    grows: bool = False
+    """Whether a factor was above 1."""
     fills: list[tuple[float, float]] = field(default_factory=list)
     """Numbers that replace some logits, each with its factor; infinity stands for an unknown number."""
 
@@ -225,6 +231,7 @@ class _Logits:
         return self._multiplied(logits, by, divides=True)
 
     def _multiply(self, size: float, sign: float) -> None:
+        self.shrinks, self.grows = self.shrinks or size < 1, self.grows or size > 1
         self.scale *= size * (1 + 2.0**-52) if self.scale != 1 else size
         self.factor *= math.copysign(size, sign)
 
@@ -289,9 +296,11 @@ def spelled_attention(ledger: Ledger, found: Found) -> Value:
     k, most = pick(ledger, found["transposed_k"], lambda t: t.mT), -_FAR_BELOW / 10
     if not sum(_largest(ledger, constant) * abs(factor) for constant, factor in found["added"]) <= most:
         raise ledger.refuse("a constant added to its logits may be as low as their mask; mask with -inf")
+    factors = [max(1.0, abs(factor)) for _, factor in found["biases"]]  # a constant is added before its factor
     sizes = [largest_shown(ledger, each) for each, _ in found["biases"]]
-    added = None if None in sizes else sum(a * abs(f) for a, (_, f) in zip(sizes, found["biases"], strict=True))
-    result = attend(ledger, found["q"], k, found["v"], found["scale"], added, found["steps"] + 4)
+    known = [size * factor for size, factor in zip(sizes, factors, strict=True) if size is not None]
+    added = sum(known) if found["steps"] and len(known) == len(sizes) else None
+    result = attend(ledger, found["q"], k, found["v"], found["scale"], added, (found["steps"] or 0) + 4)
     if max(ledger.largest_logits()) > most:
         raise ledger.refuse("its logits may be as large as their mask; mask with -inf, or bound queries and keys")
     return result

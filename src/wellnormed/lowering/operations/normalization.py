@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from decimal import Decimal
 from typing import Any
 
@@ -212,7 +213,8 @@ def to_unit(
     if share != 1 or squared:
         floor *= (1 - 2.0**-50) / share
     constants = {"eps": floor, "over": dims}
-    result = ledger.derive("unit", [(x, ledger.vectors(x, dims))], shape=x.shape, constants=constants)
+    with nullcontext() if share <= 1 else ledger.not_executed():  # a multiple of |x| may overflow
+        result = ledger.derive("unit", [(x, ledger.vectors(x, dims))], shape=x.shape, constants=constants)
     return result if share == 1 else moves.times(ledger, result, (1 + 2.0**-50) / share)
 
 
