@@ -441,10 +441,11 @@ def trained() -> Lines:
     yield from ("[Their page](trained-models.md) says what the columns are.", "", trained_models(), "")
 
 
-def _bound(row: Mapping[str, Any], execution: str) -> str:
-    """A bound of rounding errors, or a dash."""
-    bound = row["forward_error"].get(execution)
-    return "-" if bound is None else shown(bound, ".3g")
+def _bound(row: Mapping[str, Any], execution: str, what: str = "forward_error") -> str:
+    """A bound of rounding errors, or a dash; or an error that was found, rounded down."""
+    value = row[what].get(execution)
+    form = ".1e" if value is None or not 1e-3 <= value < 1e4 else ".3g"
+    return "-" if value is None else shown(value, form, up=what == "forward_error")
 
 
 def forward_errors() -> str:
@@ -452,8 +453,7 @@ def forward_errors() -> str:
     content = load("forward-errors.json")
     lines = [
         (row["model"], f"{row['parameters']:,}",
-         *(cell for each in ("float32", "bfloat16")
-           for cell in (_bound(row, each), shown(row["found"][each], ".2g", up=False))),
+         *(_bound(row, each, what) for each in ("float32", "bfloat16") for what in ("forward_error", "found")),
          _bound(row, "float64"), _bound(row, STATED), f"{row['seconds']:.1f}",
          f"`{row['no_bound_at']['float32']}`" if row["no_bound_at"]["float32"] else "")
         for row in content["rows"]
