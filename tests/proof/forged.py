@@ -93,6 +93,14 @@ def packed(tensors: dict[str, Any], content: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + content
 
 
+def original(*stating: tuple[str, int], **tensors: Any) -> Fields:
+    """Changes with which a document has an original, of these tensors; inputs of so many axes are 1/4 from it."""
+    others = {f"tensors.other {name}": np.asarray(each) for name, each in tensors.items()}
+    apart = {f"{name}.change": stated(0.25, shape=[1] * axes) for name, axes in stating}
+    return {**others, **apart, "document.original": {name: f"other {name}" for name in tensors}}
+
+
+TURNED = [[[3, 2], [1, 0]]]
 I2, I4, W = np.eye(2), np.eye(4), np.array([[1.0, 1.0], [-1.0, 1.0]])
 ORDER = [0, 2, 4, 1]
 """The tables that take heads of width 2 from tokens of 4 entries."""
@@ -548,6 +556,10 @@ HONEST |= ROWS | MOVED
 FORGED: list[tuple[Any, ...]] = [
     ("attention", "not made of heads of a linear map of x", {"k": [start("x2", 1, 3, 4),
         {**QKV[1], "inputs": ["x2"]}]}),
+    ("mlp", "if and only if there is an original", {"y.change": stated(1)}),
+    ("mlp", "differ in dtype or shape", original(b=[[3.0, 4.5]])), ("moves", "other positions", original(turn=TURNED)),
+    ("margin", "rounded after the map", original(f=[0.5, 0.25]) | {"t.constants.factor": "f",
+        "tensors.f": np.array([0.5, 0.5])}),
     ("attention", "queries, keys or values misfit", {"kh.shape.3": 1, "a.inputs": ["qh", "kh", "vh"], "a.claims": [],
     "a.reads": [[3]] * 3}),
     ("attention", "queries, keys or values misfit", {"kh.shape.2": 2, "a.inputs": ["qh", "kh", "vh"], "a.claims": [],
@@ -792,6 +804,32 @@ FAULTS: list[tuple[str, Fields]] = [
         "z.inputs": ["t"], "z.executed": each}) for each in (None, F16)),
 ]  # fmt: skip
 """Documents with a row whose rounding errors have no bound."""
+
+
+REAL: Fields = {"document.execution": None}
+X3, X03, X02 = ("x", 3), ("x0", 3), ("x0", 2)
+ORIGINALS: list[tuple[str, Fields]] = [
+    ("mlp", original(w=I4[:2] * 1.5, b=[3.0, 4.5])), ("mlp", original(w=I4[:2] * 1.5, b=[3.0, 4.5]) | REAL),
+    ("mlp", original(b=[3.0, 4.0])), ("mlp", original(w=I4[:2] * 1.5) | {"y.executed": None}),
+    ("mlp", original() | {"z.constants.function": "softshrink"} | REAL),
+    ("margin", original(w=I4[:2] * 1.5, b=[3.0, 4.5])), ("margin", original(b=[3.0, 4.5]) | REAL),
+    ("heads", original(w=np.diag([1.0, 1.5, 3, 3]), b=[1.0, 0, 0.5, 3])), ("adjoint", original(w=np.ones((2, 2, 2)))),
+    ("embedding", original(table=[[2, 0], [0, 1.5], [0.5, -2]])), ("attention", original(wk=I4, wv=I4)),
+    ("linear of tokens", original(X03, w=3 * I4, v=[3.0, 4, 1, 0])), ("pixels", original(w=np.ones((2, 1, 2)) / 2)),
+    ("transposed", original(X02, w=np.eye(2, 3))), ("average of tokens", original(p=np.ones((4, 3)) / 2)),
+    ("average of sequences", original(p=np.ones((8, 3)) / 2)), ("potential", original(w=I4[:2], b=[2.0, -3.0])),
+    ("convolution of images", original(X03, w=np.ones((3, 1, 2)) / 2, b=np.zeros(3))),
+    ("slope", original(w=W / 2, s=[-0.25, 0.125])), ("slope", original(s=[-0.25, 0.125]) | REAL),
+    ("moves", original(c=[[3.0, 4], [0.5, 12]])), ("moves", original(c=[[3.0, 4], [0.5, 12]]) | REAL),
+    ("factors", original(X3, f=[0.5, -1.0])), ("factors of tokens", original(X3, f=[[3.0], [1], [7]]) | REAL),
+    ("factors of tokens", original(X3, f=[[3.0], [0.5], [6]])), ("rounded difference", original(X3) | REAL),
+    ("factors", original(X3, f=[0.5, -1.0]) | {"tensors.f": np.array([0.0, -2.0])}), ("third", original(X3)),
+    ("third", original(X3) | REAL), ("scaling", original(X02, v=[3.0, 2, 0, 0])), ("rules", original() | REAL),
+    ("tanh", original(X02) | REAL), ("tanh", original(X02)),
+    ("attention alone", original(("x0", 4), ("x1", 4), ("x2", 4)) | {"y.constants.moved": -0.5} | REAL),
+    ("mixture", original(X02, ("x1", 2), ("x2", 2)) | REAL), ("idle ball", original() | REAL),
+]  # fmt: skip
+"""Documents with an original, of which `bounds.json` has the changes that follow, too."""
 PARTLY: list[tuple[Any, ...]] = [
     ("moves", "not shown to leave", {"i.constants.scale": 1.0}),
     ("cut", "not the map of", {"p": [{**HONEST["cut"][0][2], "name": "y/2/2"}, HONEST["cut"][0][3]]}),
@@ -921,6 +959,8 @@ def settle(document: Fields, tensors: dict[str, np.ndarray]) -> Proof:
     proof = Proof(tensors, read(Arithmetic | None, document["execution"], "execution"))
     for promise in document["promises"]:
         proof.promise(read(Promise, promise, "the promise"))
+    if document.get("original") is not None:
+        proof.compare(document["original"])
     for each in document["rows"]:
         proof.add(read_row(each))
     last, result = proof.inferences[-1], next(reversed(proof.values.values()))
@@ -1005,6 +1045,8 @@ def digits(name: str, changes: Fields | None = None) -> str:
     rows = list(proof.rows.values())
     others = [report.margin, report.substitution, *(each for some in report.attention_logits.values() for each in some)]
     others += [row.bounds.error.max() for row in rows if row.operation == "margin"]
+    others += [row.change.max() for row in rows if row.change is not None and row.operation in ("margin", "output")]
+    others += [report.change]
     numbers = [[*map(str, x.flat)] for x in rows[-1].bounds] + [[str(each)] for each in others if each is not None]
     return " ".join([*(",".join(each) for each in numbers), document["unbounded_at"]])
 
@@ -1053,6 +1095,7 @@ def results() -> dict[str, Callable[[], str]]:
     calls = {name: partial(digits, name) for name in HONEST}
     calls |= {f"promised {i}: {call.args[2]}": call for i, call in enumerate(PROMISED)}
     calls |= {f"coarsely {name}": partial(coarsely, call) for name, call in calls.items()}
+    calls |= {f"an original {i}: {each[0]}": partial(digits, *each) for i, each in enumerate(ORIGINALS)}
     return calls | {f"a fault {i}: {name}": partial(digits, name, changes) for i, (name, changes) in enumerate(FAULTS)}
 
 

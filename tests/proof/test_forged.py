@@ -31,6 +31,7 @@ WITHOUT = {
         lipsdp: [each.shape for each in given] == widths
         matrices: math.isfinite(largest)
         moves: places.dtype == np.int64
+        moves: bool(np.isfinite(executed).all())
         moves: 'it must have either positions, or an offset and tables'
         moves: bool((new != 0).all())
         moves: len(row.inputs) > 0
@@ -41,6 +42,7 @@ WITHOUT = {
         promises: measure in known
         promises: all((i < n for pair in pairs for i, n in zip(pair, parts, strict=True)))
         proof: name in self.stored
+        proof: {name, other} <= self.stored.keys()
         proof: each in self.values
         proof: row.operation in {*MOVES, *RULES}
         proof: len(reads) == len(inputs)

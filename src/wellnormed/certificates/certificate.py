@@ -16,7 +16,7 @@ from wellnormed._files import json_text, parse_json, write_atomically
 from wellnormed._inputs import require_numbers
 from wellnormed.certificates import printing
 from wellnormed.certificates.document import ARITHMETIC, FORMAT_VERSION, fields_of, read_computed, row_document
-from wellnormed.certificates.radius import certified_radius, settled
+from wellnormed.certificates.radius import certified_radius, settled, unchanged
 from wellnormed.certificates.sizes import UNITS, Bound, entries_of, greatest, group_size, largest_rms, slope
 from wellnormed.lowering.stored import raw_tensor
 from wellnormed.program.comparing import Comparison
@@ -24,7 +24,8 @@ from wellnormed.program.domain import Box, Domain, domain_of
 from wellnormed.program.program import Program
 from wellnormed.proof import Promise, Row
 from wellnormed.proof.arithmetic import Arithmetic
-from wellnormed.proof.decimals import rounding_up
+from wellnormed.proof.check import change_of
+from wellnormed.proof.decimals import root_down, rounding_up
 
 _DAMAGE = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError, SafetensorError,
@@ -67,6 +68,9 @@ class Certificate:
     """How sums and products are executed, beyond the dtypes of the graph; None where rounding errors are left out."""
     unbounded_at: str = ""
     """Name of the first row whose rounding errors have no bound; empty if all have one."""
+    original: dict[str, str] | None = None
+    """Name of a tensor -> name, in `tensors` or `computed`, of the one in its place in the original model with which
+    `certify(original=...)` compared this one; None without an original."""
     arithmetic: str = ARITHMETIC
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -120,6 +124,33 @@ class Certificate:
     def rms_forward_error(self) -> Bound | None:
         """As `forward_error`, in root mean square of a group of the result."""
         return None if self.unbounded_at else Bound(largest_rms(self.rows[-1], "error"))
+
+    @property
+    def change(self) -> Bound | None:
+        """Largest Euclidean norm of the difference of a group of the result and of the original model's.
+
+        It holds for every input of the domain, and counts the rounding errors of both; with `arithmetic="real"`, both
+        results are of real arithmetic. None without an original, or where an operation has no such bound, which
+        `statement()` names.
+
+        Example:
+            >>> import copy, torch, wellnormed as wn
+            >>> model = torch.nn.Linear(4, 2)
+            >>> pruned = copy.deepcopy(model)
+            >>> pruned.weight.data[0, 0] = 0
+            >>> certificate = wn.certify(pruned, torch.zeros(1, 4), original=model)
+            >>> abs(model.weight[0, 0].item()) <= certificate.change / 2 <= abs(model.weight[0, 0].item()) + 1e-4
+            True
+        """
+        change = change_of(self.rows, self.execution)
+        return None if change is None else Bound(change)
+
+    @property
+    def rms_change(self) -> Bound | None:
+        """As `change`, in root mean square of a group of the result."""
+        with rounding_up():
+            change = change_of(self.rows, self.execution)
+            return None if change is None else Bound(change / root_down(group_size(self.rows[-1])))
 
     @property
     def margin(self) -> Bound | None:
@@ -188,6 +219,20 @@ class Certificate:
             tensor([ True, False])
         """
         return settled(self, logits, against)
+
+    def unchanged(self, logits: Tensor) -> Tensor:
+        """Which predictions are the original model's, too: a boolean tensor `(...)`; see `certify(original=...)`.
+
+        The largest logit leads by more than `sqrt(2) change`, or, with `margins=True`, by more than the distances of
+        the last map's rows allow. So no execution of one program predicts otherwise than these logits of the other.
+
+        Args:
+            logits: Results of the certified program or of the original, as for `settled`.
+
+        Raises:
+            ValueError: As for `settled`; or there is no original, or no bound of the change.
+        """
+        return unchanged(self, logits)
 
     @property
     def largest_logit(self) -> Bound | None:
@@ -322,6 +367,7 @@ class Certificate:
             "rows": [row_document(row) for row in self.rows],
             "tensors": self.tensors,
             "fixed": list(self.fixed),
+            **({} if self.original is None else {"original": self.original}),
             "promises": [asdict(promise) for promise in self.promises],
             "comparison": None if self.comparison is None else asdict(self.comparison),
             "computed": {name: raw_tensor(tensor).digest for name, tensor in sorted(self.computed.items())},

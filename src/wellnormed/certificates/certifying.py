@@ -1,7 +1,7 @@
 """`certify`: capture what a model executes, and bound every operation."""
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from wellnormed.certificates.arguments import (
 )
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.orders import require_lanes
+from wellnormed.certificates.original import compare, require_same_tensors
 from wellnormed.certificates.promising import any_entries, promise_of
 from wellnormed.constraints import Constraints
 from wellnormed.constraints.matching import serving
@@ -53,6 +54,7 @@ def certify(
     within: Constraints | None = None,
     effort: Literal["standard", "high"] | Joint = "standard",
     arithmetic: Arithmetic | Literal["real"] | None = None,
+    original: nn.Module | Program | None = None,
     **inputs: Any,
 ) -> Certificate:
     """Prove how much a model's result can change when its input changes: a Lipschitz constant, with its proof.
@@ -99,6 +101,9 @@ def certify(
         arithmetic: How the program's sums and products are executed, for `Certificate.forward_error`: an `Arithmetic`
             says more than that sums have any order. With `"real"`, rounding errors are left out, and
             `Certificate.certified_radius` holds in real arithmetic.
+        original: The same model with other weights, such as before it was quantised, pruned or fine-tuned, in the same
+            dtype. `Certificate.change` then bounds how far the results of both are apart, and `Certificate.unchanged`
+            says which predictions are the same.
         inputs: Further arguments of the model's call, by keyword, beside or instead of `example_input`:
             `input_ids=tokens`. An input whose name is one of the settings above goes into the dictionary
             `example_input`.
@@ -108,8 +113,8 @@ def certify(
             something that the captured operations do not show. The message names the operation, the module, the line of
             the model, and a remedy.
         ValueError: `radius` is not positive; `box` is not two numbers in order; `within` constrains no parameter of the
-            model, or one lies above its cap; or a keyword is neither a setting nor an input of the model, or looks like
-            a misspelt setting.
+            model, or one lies above its cap; `original` computes something else; or a keyword is neither a setting nor
+            an input of the model, or looks like a misspelt setting.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU())
@@ -131,8 +136,21 @@ def certify(
     if arithmetic not in (None, "real") and not isinstance(arithmetic, Arithmetic):
         raise ValueError(f"certify: arithmetic={arithmetic!r} must be an Arithmetic or 'real'")
     execution = None if arithmetic == "real" else arithmetic or Arithmetic()
+    if original is not None:
+        if within is not None or joint is not None:
+            raise ValueError(
+                f"certify: original= needs the entries of weights and bounds them one by one, got "
+                f"{'within=' if joint is None else 'effort='} beside it; leave one out"
+            )
+        original = unwrapped(original)
+        if not isinstance(original, Program if isinstance(model, Program) else nn.Module | Program):
+            raise ValueError(
+                f"certify: original= must be a module, and a Program if the model is one, got {type(original).__name__}"
+            )
+        require_cpu(original.module if isinstance(original, Program) else original, None)
+        require_same_tensors(model, original)
     settings: dict[str, Any] = {"radius": radius, "box": box, "output": output, "margins": margins, "within": within}
-    settings |= {"effort": effort, "arithmetic": arithmetic}
+    settings |= {"effort": effort, "arithmetic": arithmetic, "original": original}
     example = example_input
     if not isinstance(model, Program):
         example = with_keywords("certify", model, example_input, settings, inputs)
@@ -152,19 +170,40 @@ def certify(
             walks[-1] = joint.improved(walks[-1])
             walks[-1].run(margins)
 
-    if isinstance(model, Program):
-        bound(model)
-        program, comparison = None, None
-    else:
-        program = capture(model, example_of(model, example, "certify"), output, domain=domain, accept=bound)
-        comparison = program.comparison
+    def captured(model: nn.Module | Program, accept: Callable[[Program], None]) -> Program:
+        if isinstance(model, Program):
+            accept(model)
+            return model
+        return capture(model, example_of(model, example, "certify"), output, domain=domain, accept=accept)
+
+    program = captured(model, bound)
+    comparison = None if isinstance(model, Program) else program.comparison
     if execution is not None and execution.lanes:
         proof = walks[-1].ledger.proof
         require_lanes(proof.rows.values(), execution, proof.shape_of)
-    return certificate_of(walks[-1], program, comparison)
+    replaced = None
+    if original is not None:
+        others: list[Walk] = []
+
+        def follow(program: Program) -> None:
+            others.append(Walk(program, domain, apart=walks[-1].ledger.apart, arithmetic=execution))
+            others[-1].ledger.followed = iter(walks[-1].ledger.choices)
+            try:
+                others[-1].run(margins)
+            except UncertifiableError as error:
+                raise UncertifiableError(f"in original=, {error}") from error
+
+        captured(original, follow)
+        replaced = compare(walks[-1], others[-1])
+    return certificate_of(walks[-1], program, comparison, replaced)
 
 
-def certificate_of(walk: Walk, program: Program | None = None, comparison: Comparison | None = None) -> Certificate:
+def certificate_of(
+    walk: Walk,
+    program: Program | None = None,
+    comparison: Comparison | None = None,
+    replaced: dict[str, str] | None = None,
+) -> Certificate:
     """Make the certificate that a finished walk proves of its program; `certify` also runs the model's code.
 
     Args:
@@ -172,12 +211,14 @@ def certificate_of(walk: Walk, program: Program | None = None, comparison: Compa
         program: The program to put into the certificate, if it differs from the walk's: the same graph, but for the
             whole batch as one sample.
         comparison: How the model's code was compared with the program.
+        replaced: Name of a tensor -> name of the original's, as `original.compare` returned it.
 
     Every row and every claim has been checked by `walk.ledger.proof` already, with the tensors as they are stored.
     """
     program = program or walk.program
     used, proof = sorted((walk.ledger.used | walk.fixed).items()), walk.ledger.proof
     known = {name: each for name, each in sorted(walk.stored.items()) if name not in walk.ledger.promises}
+    known |= {own: walk.ledger.used[own] for name, own in (replaced or {}).items() if name in known}
     for each in known.values():
         walk.ledger.keep(each)
     certificate = Certificate(
@@ -189,6 +230,7 @@ def certificate_of(walk: Walk, program: Program | None = None, comparison: Compa
         attention_logits={row.name: tuple(row.logits) for row in proof.inferences if row.logits is not None},
         each_sample=program.each_sample,
         execution=proof.arithmetic,
+        original=replaced,
         unbounded_at=proof.values[next(reversed(proof.rows))].fault,
         comparison=comparison,
         program=program,

@@ -56,6 +56,7 @@ def row_document(row: Row) -> dict[str, Any]:
         "reads": [list(axes) for axes in row.reads],
         "axes": list(row.axes),
         **({} if row.executed is None else {"executed": _executed_document(row.executed)}),
+        **({} if row.change is None else {"change": _array_document(row.change)}),
         **{what: None if row.bounds is None else _array_document(getattr(row.bounds, what)) for what in Bounds._fields},
     }
 
@@ -82,7 +83,7 @@ def fields_of(document: dict[str, Any]) -> dict[str, Any]:
 
 _AS_READ = (
     "tensors", "fixed", "attention_logits", "each_sample", "execution", "unbounded_at", "lower_bound", "arithmetic",
-    "versions",
+    "versions", "original",
 )  # fmt: skip
 
 

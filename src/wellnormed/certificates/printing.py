@@ -11,7 +11,7 @@ from wellnormed.certificates.sizes import entries_of, greatest, largest_rms, sho
 from wellnormed.program.comparing import NOT_COMPARED
 from wellnormed.program.domain import Box, domain_of
 from wellnormed.proof import Row
-from wellnormed.proof.check import arithmetic_of, of_rounding
+from wellnormed.proof.check import arithmetic_of, of_change, of_rounding
 from wellnormed.proof.decimals import assumed, between, shown
 from wellnormed.proof.reading import word
 
@@ -35,6 +35,7 @@ def table(certificate: "Certificate") -> str:
         f"domain: {certificate.domain}",
         f"proved of the captured program; {_briefly(certificate)}; statement() has all of it",
         rounding(certificate),
+        *_change(certificate),
         *_why_large(certificate),
     ]
     if certificate.promises:
@@ -80,6 +81,7 @@ def statement(certificate: "Certificate") -> str:
         [
             f"proof: {PROOF}",
             f"rounding: {rounding(certificate)}",
+            *(f"change: {each}" for each in _change(certificate)),
             f"compared: {certificate.compared}",
             f"not compared: {', '.join(NOT_COMPARED)}",
         ]
@@ -91,6 +93,11 @@ def rounding(certificate: "Certificate") -> str:
     error = certificate.forward_error
     words = arithmetic_of(certificate.rows, certificate.execution, certificate.unbounded_at)
     return of_rounding(words, None if error is None else error.exact)
+
+
+def _change(certificate: "Certificate") -> list[str]:
+    """The statement about the original, if there is one."""
+    return [*filter(None, [of_change(certificate.rows, certificate.execution)])]
 
 
 def _briefly(certificate: "Certificate") -> str:

@@ -11,6 +11,7 @@ from wellnormed._inputs import require_choice
 from wellnormed.certificates import printing
 from wellnormed.certificates.sizes import greatest
 from wellnormed.proof.arithmetic import FORMATS
+from wellnormed.proof.check import change_of
 from wellnormed.proof.decimals import float_up, root, rounding_up
 
 if TYPE_CHECKING:
@@ -36,6 +37,17 @@ def settled(certificate: "Certificate", logits: Tensor, against: str) -> Tensor:
     require_choice("settled: against", against, ("machines", "real"))
     most = _changed_by_rounding("settled", certificate) / (1 if against == "machines" else 2)
     return _gap("settled", certificate, logits) * (1 - _ROUNDING) > most
+
+
+def unchanged(certificate: "Certificate", logits: Tensor) -> Tensor:
+    """See `Certificate.unchanged`."""
+    if (change := certificate.change) is None:
+        words = printing.of_change(certificate.rows, certificate.execution) or "the certificate has no original"
+        raise ValueError(f"unchanged: {words}; pass certify an original=, and arithmetic='real' to leave out rounding")
+    of_margins = change_of(certificate.rows, certificate.execution, "margin")
+    with rounding_up():
+        most = float_up(min([root(2) * change.exact, *([] if of_margins is None else [of_margins])]))
+    return _gap("unchanged", certificate, logits) * (1 - _ROUNDING) > most
 
 
 def _changed_by_rounding(caller: str, certificate: "Certificate") -> float:

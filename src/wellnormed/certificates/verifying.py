@@ -29,7 +29,9 @@ computes, such as sines of large angles, agree in three quarters of their digits
 
 @default_on_cpu()
 def verify(
-    certificate: Certificate | str | os.PathLike[str], weights: Mapping[str, Any] | str | os.PathLike[str]
+    certificate: Certificate | str | os.PathLike[str],
+    weights: Mapping[str, Any] | str | os.PathLike[str],
+    original: Mapping[str, Any] | str | os.PathLike[str] | None = None,
 ) -> Report:
     """Prove a certificate again from its weights.
 
@@ -40,6 +42,7 @@ def verify(
         certificate: A certificate, or the path of its file.
         weights: Path of a safetensors file, or name -> tensor or NumPy array, as in the model's state dict. The
             prefixes that `torch.compile` and other wrappers add to names are ignored.
+        original: The same of the original model, for a certificate that `certify(original=...)` made.
 
     Raises:
         CheckError: The file is not intact, a tensor is missing or changed, a claim could not be proved, or a row
@@ -55,16 +58,26 @@ def verify(
             certificate = Certificate.load(certificate)
     except (ValueError, OSError, TypeError) as error:
         raise CheckError(f"not proved: {error}") from error
-    certified = [*certificate.tensors, *(promise.name for promise in certificate.promises)]
-    if isinstance(weights, str | os.PathLike):
-        tensors = _renamed(read_safetensors(Path(weights)), certified)
-    elif not isinstance(weights, Mapping):
-        raise CheckError(f"weights must be a path or a state dict, got {type(weights).__name__}; pass either")
-    else:
-        named = _renamed({str(name): value for name, value in weights.items()}, certified)
-        tensors = {name: _stored(name, named[name]) for name in certified if name in named}
+    replaced = {own: name for name, own in (certificate.original or {}).items() if own in certificate.tensors}
+    if (original is None) != (certificate.original is None):
+        raise CheckError("original= must be given for a certificate with an original, and for no other")
+    certified = [*(certificate.tensors.keys() - replaced.keys()), *(each.name for each in certificate.promises)]
+    tensors = _read(weights, certified)
+    if original is not None:
+        theirs = _read(original, list(replaced.values()))
+        tensors |= {own: theirs[name] for own, name in replaced.items() if name in theirs}
     computed = {name: _stored(name, tensor) for name, tensor in certificate.computed.items()}
     return check(certificate.document(), tensors | computed)
+
+
+def _read(weights: Mapping[str, Any] | str | os.PathLike[str], certified: Sequence[str]) -> dict[str, Stored]:
+    """The tensors of these names in a file or a state dict."""
+    if isinstance(weights, str | os.PathLike):
+        return _renamed(read_safetensors(Path(weights)), certified)
+    if not isinstance(weights, Mapping):
+        raise CheckError(f"weights must be a path or a state dict, got {type(weights).__name__}; pass either")
+    named = _renamed({str(name): value for name, value in weights.items()}, certified)
+    return {name: _stored(name, named[name]) for name in certified if name in named}
 
 
 def require_same_model(
@@ -74,6 +87,7 @@ def require_same_model(
     *,
     output: str | int | None = None,
     within: Constraints | None = None,
+    original: nn.Module | Program | None = None,
 ) -> None:
     """Refuse a model, or a program, whose operations or tensors differ from those that a certificate lists.
 
@@ -89,6 +103,7 @@ def require_same_model(
         example_input: As for `certify`, with the certificate's shape and with the same values of its fixed inputs.
         output: As for `certify`.
         within: As for `certify`, if the certificate was made with it.
+        original: As for `certify`, if the certificate was made with it.
 
     Raises:
         CheckError: Names the first difference.
@@ -108,7 +123,7 @@ def require_same_model(
     effort = joint if any(row.operation == "lipsdp" for row in certificate.rows) else "standard"
     fresh = certify(
         model, example_input, **domain, output=output, margins=margins, within=within, effort=effort,
-        arithmetic=certificate.execution or "real",
+        arithmetic=certificate.execution or "real", original=original,
     )  # fmt: skip
     if len(fresh.rows) != len(certificate.rows):
         raise CheckError(

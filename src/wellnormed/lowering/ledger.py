@@ -37,11 +37,18 @@ class Stored:
     index or a slice; None otherwise. The rows lie along the last axis of more than one entry."""
     value_of: "Callable[[], Value] | None" = None
     """Bounds what this tensor is computed from as if it were an input, where that has unknown entries."""
+    made_of: tuple["Stored", ...] = ()
+    """The operands of an operation from which a bound has computed this tensor: it has all that matters of them."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the tensor."""
         return tuple(self.tensor.shape)
+
+    def __contains__(self, other: "Stored") -> bool:
+        """Whether this tensor is another one, or was computed from it by a bound."""
+        same = self.name == other.name or (other.transpose_of is not None and self.name == other.transpose_of.name)
+        return same or any(other in each for each in self.made_of)
 
 
 class Ledger:
@@ -93,6 +100,12 @@ class Ledger:
         """The dtype of the current operation's result."""
         self.constants_of_promises = False
         """Whether a constant of some row was computed from a claim, so that its rows hold for these promises alone."""
+        self.biases: dict[str, Sequence[tuple[Any, float]]] = {}
+        """Row of an attention -> the constants that are added to its logits, each with a factor; it reads none."""
+        self.choices: list[int] = []
+        """The numbers of the bounds that were chosen among several of the same tensor, in order."""
+        self.followed: Iterator[int] | None = None
+        """The choices of another walk, which this one makes again."""
         self._claims: dict[tuple, Claim] = {}
         self._computed: dict[str, Tensor] = {}
         self._names: dict[str, int] = {}
@@ -184,10 +197,17 @@ class Ledger:
         finally:
             self.executed = executed
 
+    def choose(self, decide: Callable[[], int]) -> int:
+        """The number of the next choice, as `decide` returns it or as the walk that this one follows has made it."""
+        made = None if self.followed is None else next(self.followed, None)
+        self.choices.append(decide() if made is None else made)
+        return self.choices[-1]
+
     def least(self, *values: Value) -> Value:
         """The value with the smallest gain, of several values that bound the same tensor in different ways."""
         axes = {axis for value in values for axis in inner_axes(value)}
-        return min(values, key=lambda value: self.bounds(value, axes).gain.max())
+        gains = [self.bounds(value, axes).gain.max() for value in values]
+        return values[self.choose(lambda: gains.index(min(gains)))]
 
     def vectors(self, x: Value, over: Iterable[int]) -> tuple[int, ...]:
         """The axes of groups, of input and result, for an operation on every vector along the axes `over`."""
@@ -261,15 +281,25 @@ class Ledger:
         return converted
 
     def computed(
-        self, name: str, tensor: Tensor, transpose_of: Stored | None = None, rows_of: Stored | None = None
+        self,
+        name: str,
+        tensor: Tensor,
+        transpose_of: Stored | None = None,
+        rows_of: Stored | None = None,
+        made_of: Sequence[Any] = (),
     ) -> Stored:
-        """A tensor computed from stored ones, under this name; with a number behind it if the name is taken."""
+        """A tensor computed from stored ones, under this name; with a number behind it if the name is taken.
+
+        An operation that computes it from its operands says in `made_of` of which it has all that matters, and
+        `certify(original=...)` refuses other values of the others.
+        """
         full, number = name, 1
         while full in self.promises or (full in self._computed and not _same(self._computed[full], tensor)):
             number += 1
             full = f"{name}#{number}"
         self._computed[full] = tensor
-        return Stored(full, tensor, computed=True, transpose_of=transpose_of, rows_of=rows_of)
+        made = tuple(each for each in made_of if isinstance(each, Stored))
+        return Stored(full, tensor, computed=True, transpose_of=transpose_of, rows_of=rows_of, made_of=made)
 
     def prove(self, measure: str, *tensors: Stored, **constants: Any) -> Claim:
         """Prove a bound on stored tensors, such as the norm of a weight; the claim goes to `derive`.

@@ -300,7 +300,9 @@ def spelled_attention(ledger: Ledger, found: Found) -> Value:
     sizes = [largest_shown(ledger, each) for each, _ in found["biases"]]
     known = [size * factor for size, factor in zip(sizes, factors, strict=True) if size is not None]
     added = sum(known) if found["steps"] and len(known) == len(sizes) else None
-    result = attend(ledger, found["q"], k, found["v"], found["scale"], added, (found["steps"] or 0) + 4)
+    result = attend(
+        ledger, found["q"], k, found["v"], found["scale"], added, (found["steps"] or 0) + 4, found["biases"]
+    )
     if max(ledger.largest_logits()) > most:
         raise ledger.refuse("its logits may be as large as their mask; mask with -inf, or bound queries and keys")
     return result

@@ -45,7 +45,10 @@ def _visible(ledger: Ledger, f: Mapping[str, Any]) -> tuple[Value, Tensor]:
         visible = mask.tensor != -math.inf if "bias" in f else mask.tensor.bool() ^ ("mask" in f)
     if "bias" in f:
         hides = not bool(visible.all())
-        x = add(ledger, x, ledger.computed(f"{mask.name} or 0", mask.tensor.where(visible, 0.0)) if hides else mask)
+        shown = mask
+        if hides:
+            shown = ledger.computed(f"{mask.name} or 0", mask.tensor.where(visible, 0.0), made_of=[mask])
+        x = add(ledger, x, shown)
     shape = torch.broadcast_shapes(x.shape, visible.shape)
     x, visible = moves.spread(ledger, x, shape), visible.expand(shape)
     if not bool(visible.sum(axes_of(x, f["dim"])).all()):

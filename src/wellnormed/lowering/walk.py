@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import cache, partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -30,8 +31,8 @@ from wellnormed.program.interpreter import Interpreter, is_stored
 from wellnormed.program.operation import PLACING, kind_of, name_of, packet, record_of
 from wellnormed.program.places import first_line, owner, place
 from wellnormed.program.program import Program, tensors_of
-from wellnormed.proof import Claim, Promise, Proof
-from wellnormed.proof.arithmetic import ANY_ORDER, FORMATS, Arithmetic, Dtype, Executed
+from wellnormed.proof import Claim, Promise, Proof, Row
+from wellnormed.proof.arithmetic import ANY_ORDER, FORMATS, Arithmetic, Executed
 from wellnormed.proof.value import Value
 
 
@@ -39,7 +40,7 @@ def _coarsest(nodes: Iterable[fx.Node]) -> Executed | None:
     """The coarsest dtype of floats among the results of operations, if the kernel knows all of them."""
     floats = [each for node in nodes for each in tensors_of(node.meta.get("val")) if each.is_floating_point()]
     named = {str(each.dtype).removeprefix("torch.") for each in floats}
-    known: list[Dtype] = [name for name in FORMATS if name in named]  # from the finest to the coarsest
+    known: list[Any] = [name for name in FORMATS if name in named]  # from the finest to the coarsest
     return Executed(known[-1]) if known and len(known) == len(named) and not named >= {"float16", "bfloat16"} else None
 
 
@@ -77,6 +78,8 @@ class Walk(Interpreter):
             self.ledger.require_stored(stored)
             self.fixed[stored.name] = stored
             self.ledger.keep(stored)
+        self.constants: dict[str, tuple[list[Stored], list[Row]]] = {}
+        """Operation on the input -> the stored tensors among its operands, and the rows that bound it."""
         self.dependent = self.depends.variable
         self._rounded: dict[tuple[Value, torch.dtype], Value] = {}
         self._same = repeats(program.nodes)
@@ -187,7 +190,10 @@ class Walk(Interpreter):
 
     def evaluate(self, node: fx.Node, operands: Any) -> Any:
         """A `Value` for a tensor that depends on the certified input, a `Stored` or a plain value for a constant."""
+        count = len(self.ledger.proof.rows)
         result = self._evaluated(node, operands)
+        if given := [each for each in tree_leaves(operands) if isinstance(each, Stored) and node in self.dependent]:
+            self.constants[node.name] = given, list(islice(self.ledger.proof.rows.values(), count, None))
         if node not in self._improved or result in self._plain:
             return result
         improved = self._improved[node](self.ledger, result)

@@ -36,11 +36,11 @@ class Format(NamedTuple):
     largest: Decimal
     normal: float
     """The least normal number."""
-    sums: Dtype
+    sums: str
     """The dtype in which sums and functions are computed before the result is rounded."""
 
 
-FORMATS: dict[Dtype, Format] = {
+FORMATS: dict[str, Format] = {"real": Format(Decimal(0), Decimal(0), Decimal("Infinity"), 0.0, "real")} | {
     name: Format(Decimal(unit), Decimal(floor), Decimal(LARGEST[name]), normal, sums)
     for name, unit, floor, normal, sums in (
         ("float64", 2.0**-53, 2.0**-1022, 2.0**-1022, "float64"),
@@ -49,7 +49,7 @@ FORMATS: dict[Dtype, Format] = {
         ("bfloat16", 2.0**-8, 2.0**-126, 2.0**-126, "float32"),
     )
 }
-"""Dtype -> format, from the finest to the coarsest."""
+"""Dtype -> format, from the finest to the coarsest; before them that of real numbers, which nothing rounds."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,10 @@ class Executed:
     beside: float = 0.0
     """The largest size of other numbers that are rounded as often, and once at least: constants that the dtype does not
     hold, or addends that cancel, as where the program computes the shift of a batch normalization."""
+
+
+EXACT = Executed("real", roundings=0)  # type: ignore[arg-type]  # which no document may state
+"""How a row is executed in real numbers."""
 
 
 @dataclass(frozen=True)

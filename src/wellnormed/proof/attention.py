@@ -72,11 +72,14 @@ def _origin_in(x: Value, source: Value) -> Origin:
     return origin
 
 
-def attention(row: Inference, *, scale: float, added: float = 0.0, together: bool = False) -> Bounds:
+def attention(
+    row: Inference, *, scale: float, added: float = 0.0, together: bool = False, moved: float = 0.0
+) -> Bounds:
     """`softmax(s q k^T + mask) v` for any mask, of q, k, v `(*batch, tokens, width)`.
 
     The rounding errors, which are of logits, weights and sums, need to know how large a finite entry of the mask is:
-    `added`. Entries so low that their weights, executed, are 0, count as -infinity.
+    `added`. Entries so low that their weights, executed, are 0, count as -infinity. An original's mask has entries that
+    differ by at most `moved`, which changes the weights, all together, by no more than that.
 
     All keys and values lie in balls about 0, whose radii are the largest over tokens: with other centres for other
     tokens the bounds would not hold. From
@@ -107,7 +110,7 @@ def attention(row: Inference, *, scale: float, added: float = 0.0, together: boo
         keys, values = (gather(each, (rank - 2, rank - 1)) for each in (k, v))
         of_logits = strength * (rq.gain * keys.radius + rq.radius * keys.gain)
         gain = least(gain, values.gain + of_logits * values.radius / TWO)
-    error = _error(row, strength, abs(Decimal(added)))
+    error = _error(row, strength, abs(Decimal(added)), abs(Decimal(moved)) * row.of_original)
     if len(row.inputs) == 4:
         x, (radius, change, *_) = row.inputs[3], row.bounds[3]
         require(row.reads[3] == (len(x.shape) - 1,), "it reads other groups of its tokens")
@@ -136,11 +139,12 @@ def attention(row: Inference, *, scale: float, added: float = 0.0, together: boo
             gain = least(gain, change * v_size * (roots(ONE + t * t) + t))
             logits = least(logits, t) if not key.bias else logits
     row.only(len(row.inputs), (2, 3) if len(row.inputs) == 4 else (0,))
+    row.counted.update(name for claim in row.claims for name in claim.tensors)  # in queries, keys and values
     row.logits = np.broadcast_to(logits[..., 0, 0], batch or (1,)).max(0, keepdims=True).reshape(-1)
     return Bounds(result, gain, result, error)
 
 
-def _error(row: Inference, strength: Decimal, added: Decimal) -> Decimals:
+def _error(row: Inference, strength: Decimal, added: Decimal, moved: Decimal) -> Decimals:
     """The rounding errors of an attention: those of its inputs by the sum form of the gain, and its own.
 
     Errors of queries and keys move the result by no more than twice the largest value, however large they are.
@@ -151,7 +155,7 @@ def _error(row: Inference, strength: Decimal, added: Decimal) -> Decimals:
     axis = len(row.shape) - 2
     q, (k, v) = rq.radius + rq.error, ((each.radius + each.error).max(axis, keepdims=True) for each in (rk, rv))
     k_error, v_error = (each.error.max(axis, keepdims=True) for each in (rk, rv))
-    carried = v_error + least(strength * (q * k_error + k * rq.error), TWO) * v
+    carried = v_error + least(strength * (q * k_error + k * rq.error) + moved, TWO) * v
     size = (strength * q * k + added).max()
     most = max(ONE, strength)  # the scale may come before or after the product, or in parts
     row.require_held(most * (q * k).max() + added, most * q, most * k)

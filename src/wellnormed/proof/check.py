@@ -1,14 +1,14 @@
 """Prove a certificate again: add the rows of its document to a proof, and compare the results that it states."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from wellnormed.proof import files
-from wellnormed.proof.arithmetic import LARGEST, Arithmetic
+from wellnormed.proof.arithmetic import LARGEST, UNBOUNDED, Arithmetic
 from wellnormed.proof.decimals import assumed, between, root_down, rounding_up, shown
 from wellnormed.proof.inference import Inference
 from wellnormed.proof.products import margin_of
@@ -49,6 +49,11 @@ class Report:
     """For every attention, a bound for each head on the size of its logits."""
     forward_error: Decimal | None
     """Largest Euclidean norm of the rounding errors of a group of the output; None if they have no bound."""
+    change: Decimal | None
+    """Largest Euclidean norm of the difference of a group of the output and of the original's, both as executed; None
+    without an original, or without such a bound."""
+    compared: str
+    """The statement about the original; empty without one."""
     executed: str
     """How the rows are executed, in words; or, without a bound, the first row whose rounding errors have none."""
     rounds: dict[str, tuple[str, ...]]
@@ -76,7 +81,7 @@ class Report:
             lines.append(f"for every weight within these caps: {'; '.join(self.promises)}")
         lines += [f"proved by {self.rows} rows and {self.claims} claims on stored tensors, in real arithmetic"]
         lines += ["of the program that these rows describe"]
-        lines += [of_rounding(self.executed, self.forward_error)]
+        lines += [of_rounding(self.executed, self.forward_error), *filter(None, [self.compared])]
         if self.unused:
             why = "the bound does not depend on them, or does through tensors that were computed from them"
             lines.append(f"no row reads {', '.join(map(word, self.unused))}: {why}")
@@ -99,6 +104,32 @@ def arithmetic_of(rows: Iterable[Row], arithmetic: Arithmetic | None, unbounded_
         return ", ".join([word(unbounded_at), *(word(row.operation) for row in rows if row.name == unbounded_at)])
     dtypes = dict.fromkeys(row.executed.dtype for row in rows if row.executed is not None)
     return f"executed in {' and '.join(dtypes) or 'any floats'}, {arithmetic}"
+
+
+def change_of(rows: Sequence[Row], arithmetic: Arithmetic | None, what: str = "output") -> Decimal | None:
+    """How far the results of a row are from the original's: from both executed ones, or in real arithmetic.
+
+    None without such a row, without an original, or without a bound.
+    """
+    row = next((row for row in rows if row.operation == what and row.bounds is not None), None)
+    if row is None or row.bounds is None or row.change is None:
+        return None
+    with rounding_up():
+        change = row.change.max() + (row.bounds.error.max() if arithmetic else 0)
+    return None if change >= UNBOUNDED else change
+
+
+def of_change(rows: Sequence[Row], arithmetic: Arithmetic | None) -> str:
+    """The statement about the original; empty without one."""
+    if rows[-1].change is None:
+        return ""
+    if (change := change_of(rows, arithmetic)) is None:
+        unbounded = [row.name for row in rows if row.change is not None and (row.change >= UNBOUNDED).any()]
+        return f"no bound of the change: {', '.join(map(word, unbounded[:1])) or 'rounding errors have none'}"
+    how = "in real arithmetic"
+    if arithmetic:
+        how = f"{arithmetic_of(rows, arithmetic, '')}, rounding errors of both counted"
+    return f"{how}, the result and that of the original differ by at most {shown(change)}"
 
 
 def check(certificate: Any, tensors: Mapping[str, Any] | None = None) -> Report:
@@ -126,6 +157,8 @@ def check(certificate: Any, tensors: Mapping[str, Any] | None = None) -> Report:
             require(same, f"{word(name)} is not the certified tensor: its SHA-256 differs")
         for promise in document.promises:
             proof.promise(read(Promise, promise, "the promise"))
+        if document.original is not None:
+            proof.compare(document.original)
         for number, content in enumerate(document.rows):
             where = f"row {number}: "
             row = read_row(content)
@@ -156,6 +189,8 @@ def conclude(certificate: Document, proof: Proof) -> Report:
         margins = [row for row in rows if row.operation == "margin"]
         distances = [Decimal(row.claims[1].values[0]) / root_down(row.entries()) for row in inputs if row.claims]
         margin = max((margin_of(row, output.inputs[0]) for row in margins), default=None)
+        others = [] if proof.other is None else proof.other.inferences
+        _ = [margin_of(row, others[-1].inputs[0]) for row in others if row.operation == "margin"]
         fixed, fault = certificate.fixed, proof.values[last.name].fault
         require(proof.arithmetic == certificate.execution, "it is of another arithmetic")
         require(fault == certificate.unbounded_at, f"rounding errors have no bound at {word(fault)!r} first")
@@ -176,6 +211,8 @@ def conclude(certificate: Document, proof: Proof) -> Report:
             substitution=min(gain * max(distances), 2 * last.bounds.radius.max()) if distances else None,
             attention_logits=_logits(certificate, rows),
             forward_error=None if fault else last.bounds.error.max(),
+            change=change_of([*proof.rows.values()], proof.arithmetic),
+            compared=of_change([*proof.rows.values()], proof.arithmetic),
             executed=arithmetic_of(proof.rows.values(), proof.arithmetic, fault),
             rounds=rounds,
             promises=tuple(map(str, proof.promises.values())),

@@ -102,11 +102,12 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
 
 
 def read_folder(folder: Path) -> tuple[Any, dict[str, Stored]]:
-    """Read `certificate.json` and the tensors of all safetensors files beside it."""
+    """Read `certificate.json` and the tensors of all safetensors files beside it, and in the folder `original`."""
     document = parse_json(_read(folder / "certificate.json", _TEXT), str(folder / "certificate.json"))
     tensors: dict[str, Stored] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("original/*.safetensors")]):
         for name, tensor in read_safetensors(path).items():
+            name = name if path.parent == folder else f"original/{name}"
             same = tensors.setdefault(name, tensor) == tensor
             require(same, f"{word(name)} in {path} is another tensor than elsewhere")
     return document, tensors

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
 from wellnormed.proof.arithmetic import FORMATS, Arithmetic, Executed, Format, gamma, of_norm
-from wellnormed.proof.decimals import ONE, ZERO, root
+from wellnormed.proof.decimals import ONE, ZERO, decimals, root
 from wellnormed.proof.reading import require
 from wellnormed.proof.rows import Bounds, Claim
 from wellnormed.proof.value import Value
@@ -40,6 +40,12 @@ class Inference:
     arithmetic: Arithmetic
     absolute: Callable[..., list[Decimal]]
     """Gives norms of the absolute values of a stored tensor; see `Proof.absolute`."""
+    changes: Callable[[Claim], list[Decimal]]
+    """Bounds the difference of two tensors in the measure of a claim; see `Proof.changes`."""
+    of_original: bool = False
+    """Whether its errors are those of an original, which has other tensors."""
+    counted: set[str] = field(default_factory=set)
+    """The tensors whose changes are part of the row's errors."""
     faulty: bool = False
     """Whether its rounding errors have no bound; rules then return any error."""
     logits: np.ndarray | None = None
@@ -62,6 +68,19 @@ class Inference:
         differs = [key for key, each in settings.items() if claim.constants.get(key) != each]
         require(claim.measure == measure and not differs, f"its claim {place} must be {measure} with {settings}")
         return claim
+
+    def change(self, place: int, measure: str = "") -> np.ndarray:
+        """Bound how far the executed tensor of a claim is from the stored one, for each part; 0 without such a claim.
+
+        Args:
+            place: The number of the claim, all of whose tensors the errors of the row then count.
+            measure: Another measure than the claim's.
+        """
+        if place >= len(self.claims):
+            return decimals([0.0])
+        claim = self.claims[place]
+        self.counted.update(claim.tensors)
+        return decimals(self.changes(replace(claim, measure=measure or claim.measure)))
 
     def only(self, inputs: int, claims: tuple[int, ...] = (0,)) -> None:
         """Check the number of inputs, and that the number of claims is one of those given."""

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from wellnormed.proof.arithmetic import FORMATS, LARGEST, Arithmetic, Dtype, Executed, gamma, of_norm
+from wellnormed.proof.arithmetic import EXACT, FORMATS, Arithmetic, Executed, gamma, of_norm
 from wellnormed.proof.decimals import ONE, ZERO, root, rounding_up
 from wellnormed.proof.gather import gather
 from wellnormed.proof.matrices import largest_entry
@@ -41,6 +41,8 @@ class Move(NamedTuple):
     room: int
     """How many bytes the arrays of its result may need."""
     executed: Executed | None
+    replaced: Callable[[str], np.ndarray | None] = lambda name: None
+    """Gives the entries of the tensor that an original has in the place of a stored one; None if it is the same."""
 
     def require_room(self, needed: int) -> None:
         """Refuse a result that would need so many bytes, before memory is asked for."""
@@ -49,6 +51,10 @@ class Move(NamedTuple):
     def entries(self, constant: str | float) -> np.ndarray:
         """The entries of a stored tensor, or a number."""
         return np.array(constant) if isinstance(constant, float) else self.tensor(constant)
+
+    def others(self, constant: str | float) -> np.ndarray | None:
+        """The entries that an original has in the place of a constant's; None if they are the same."""
+        return None if isinstance(constant, float) else self.replaced(constant)
 
     @property
     def input(self) -> Value:
@@ -74,6 +80,7 @@ def _pick(
     row.require_room(sum(size * (_POSITION + _FACTOR * bool(term.span)) for term in x.terms))
     if positions is not None and offset is None and tables is None:
         places = row.tensor(positions)
+        require(row.replaced(positions) is None, "the original has other positions")
         require(places.dtype == np.int64, "its positions are no 64-bit integers")
         require(places.shape == row.shape, f"its positions have shape {places.shape} instead of {row.shape}")
     elif positions is None and offset is not None and tables is not None:
@@ -88,12 +95,14 @@ def _times(row: Move, *, factor: str | float | None = None, divisor: str | float
     """The product with a number or a stored tensor, or the quotient."""
     x, given, inexact = (row.input, [each for each in (factor, divisor) if each is not None], False)
     require(len(given) == 1, "it must have either a factor or a divisor")
-    new = row.entries(given[0]).astype(float)
+    stored, other = row.entries(given[0]), row.others(given[0])
+    new, every = stored.astype(float), _both(stored, other)
     if factor is None:
         require(bool((new != 0).all()), "it divides by zero")
         inexact = bool((np.frexp(new)[0] != np.copysign(0.5, new)).any())  # 1 / 2^k is exact
         with np.errstate(all="ignore"):
-            new = 1 / new
+            new, other = 1 / new, other if other is None else 1 / other
+    change = ZERO if other is None else _change(new, other)
     x, terms = spread(x, row.shape, new.shape), []
     shapes = [np.broadcast_shapes(new.shape, term.span) for term in x.terms if term.span]
     require_few(x, math.prod(np.broadcast_shapes(new.shape, *shapes)))
@@ -105,20 +114,23 @@ def _times(row: Move, *, factor: str | float | None = None, divisor: str | float
         moderate = (abs(product) >= SMALL) & (abs(product) <= LARGE)
         require(bool((zero | moderate).all()), "the product of its factors leaves [2^-1000, 2^1000]")
         roundings = term.roundings + inexact + (term.factor is not None)
-        error = term.error * _most(new) * (ONE + 2 * Decimal(UNIT))
-        terms.append(replace(term, factor=product, roundings=roundings, error=error))
-    result = replace(x, terms=tuple(terms), floor=x.floor * _most(new), gathered={})
+        error = term.error * (_most(new) + change) * (ONE + 2 * Decimal(UNIT)) + change * term.most
+        cancelled = term.cancelled or (change > 0 and bool(zero.any()))
+        terms.append(replace(term, factor=product, roundings=roundings, error=error, cancelled=cancelled))
+    result = replace(x, terms=tuple(terms), floor=x.floor * (_most(new) + change), gathered={})
+    new = _both(new, other)
     if row.executed is not None and not x.fault:
         own = row.executed.dtype
         sums = FORMATS[own].sums
-        within = _within(row.entries(given[0]), sums if isinstance(given[0], float) else own)
+        within = _within(every, sums if isinstance(given[0], float) else own)
         result = replace(result, fault=_HERE * (not within or (factor is None and not _within(new, sums))))
     if _every(new, lambda some: (some == 0) | (abs(some) == 1)):
         return row.rounded(result, 0)
     if _every(new, lambda some: (abs(np.frexp(some)[0]) == 0.5) | (some == 0)):
         return row.rounded(result, 1)  # an underflow
     # a quotient may be computed as the product with the rounded inverse
-    return row.rounded(result, 1 + (factor is None) + _inexact(row.entries(given[0]), row.executed))
+    own = 0 if row.executed is None else _inexact(every, row.executed.dtype)
+    return row.rounded(result, 1 + (factor is None) + own)
 
 
 def _add(row: Move) -> Value:
@@ -166,13 +178,19 @@ def _most(factor: np.ndarray) -> Decimal:
     return Decimal(largest_entry(factor))
 
 
+def _change(stored: np.ndarray, executed: np.ndarray) -> Decimal:
+    """The largest difference of two entries, which were rounded once each, and once more by their difference."""
+    require(bool(np.isfinite(executed).all()), "the original divides by zero")
+    return _most(executed - stored) * (ONE + 2 * Decimal(UNIT)) + 4 * Decimal(UNIT) * (_most(stored) + _most(executed))
+
+
 def _every(array: np.ndarray, holds: Callable[[np.ndarray], np.ndarray]) -> bool:
     """Whether something holds for every entry, of which some are tested at once."""
     flat = array.reshape(-1)
     return all(bool(holds(flat[start : start + _BLOCK]).all()) for start in range(0, flat.size, _BLOCK))
 
 
-def _rounded(x: Value, count: int, dtype: Dtype, beside: Decimal = ZERO) -> Value:
+def _rounded(x: Value, count: int, dtype: str, beside: Decimal = ZERO) -> Value:
     """A value each of whose addends is rounded so often in a dtype, where it must not overflow."""
     form, terms, size = FORMATS[dtype], [], x.floor
     first, most = gamma(count, form.unit) or ZERO, gamma(count + 1, form.unit)
@@ -180,7 +198,8 @@ def _rounded(x: Value, count: int, dtype: Dtype, beside: Decimal = ZERO) -> Valu
         return replace(x, fault=x.fault or _HERE)
     for term in x.terms:
         base = term.base
-        rate = first if isinstance(base, Base) or not count or not _inexact(base, Executed(dtype)) else most
+        exact = isinstance(base, Base) or not count or not (term.cancelled or _inexact(base, dtype))
+        rate = first if exact else most
         factor = term.most
         error = term.error * (ONE + rate) + rate * factor
         size += (factor + error) * (base.reach if isinstance(base, Base) else _most(base))
@@ -189,12 +208,17 @@ def _rounded(x: Value, count: int, dtype: Dtype, beside: Decimal = ZERO) -> Valu
     return replace(x, terms=tuple(terms), floor=floor, fault=_HERE * (size + floor > form.largest), gathered={})
 
 
-def _inexact(content: np.ndarray, executed: Executed | None) -> int:
+def _both(stored: np.ndarray, other: np.ndarray | None) -> np.ndarray:
+    """The entries of a constant, and of the one that an original has in its place."""
+    return stored if other is None else np.concatenate([stored.reshape(-1), other.reshape(-1)])
+
+
+def _inexact(content: np.ndarray, dtype: str) -> int:
     """1 if a dtype does not hold all numbers of a constant, so that the executed program rounds it before, else 0."""
-    return int(executed is not None and not _every(content, lambda some: _held(some, executed.dtype)))
+    return int(not _every(content, lambda some: _held(some, dtype)))
 
 
-def _held(some: np.ndarray, dtype: Dtype) -> np.ndarray:
+def _held(some: np.ndarray, dtype: str) -> np.ndarray:
     """Whether a dtype holds each of some numbers."""
     with np.errstate(all="ignore"):
         short = some.astype({"float64": np.float64, "float16": np.float16}.get(dtype, np.float32))
@@ -203,9 +227,9 @@ def _held(some: np.ndarray, dtype: Dtype) -> np.ndarray:
     return short == some
 
 
-def _within(content: np.ndarray, dtype: Dtype) -> bool:
+def _within(content: np.ndarray, dtype: str) -> bool:
     """Whether a dtype holds all numbers of a constant, or rounds them by its unit at most."""
-    least, most = FORMATS[dtype].normal, LARGEST[dtype]
+    least, most = FORMATS[dtype].normal, float(FORMATS[dtype].largest)
     return _every(content, lambda some: _held(some, dtype) | ((abs(some) >= least) & (abs(some) <= most)))
 
 
@@ -213,9 +237,11 @@ def _constant(row: Move, *, tensor: str | None = None, number: float | None = No
     """A stored tensor, or a number."""
     given = [each for each in (tensor, number) if each is not None]
     require(len(given) == 1 and not row.inputs, "a constant is a tensor or a number")
-    content = row.entries(given[0])
+    content, other = row.entries(given[0]), row.others(given[0])
     index = np.arange(content.size, dtype=np.int32).reshape(content.shape)
-    return Value("", content.shape, (Term(content.astype(float).reshape(-1), index),))
+    entries, changed = content.astype(float), other is not None  # the dtype may not hold the other entries
+    change = ZERO if other is None else _change(entries, other)
+    return Value("", content.shape, (Term(entries.reshape(-1), index, cancelled=changed),), change)
 
 
 def _idle_ball(row: Move, *, scale: Positive, over: Axes) -> Value:
@@ -255,7 +281,7 @@ def _rounding(row: Move, *, dtype: Literal["float32", "bfloat16", "float16"]) ->
             base = copies.setdefault(id(exact), replace(exact, inference=None, parts={}))
             term = replace(term, base=base, index=base.order if term.index is exact.order else term.index)
         terms.append(term)
-    return _rounded(replace(x, terms=tuple(terms), gathered={}), 1, dtype)
+    return _rounded(replace(x, terms=tuple(terms), gathered={}), 1, "real" if row.executed == EXACT else dtype)
 
 
 MOVES: dict[str, Callable[..., Value]] = {
@@ -264,7 +290,13 @@ MOVES: dict[str, Callable[..., Value]] = {
 """Name of a move -> its function."""
 
 
-def moved(row: Row, inputs: Sequence[Value], tensor: Callable[[str], np.ndarray], room: int) -> Value:
+def moved(
+    row: Row,
+    inputs: Sequence[Value],
+    tensor: Callable[[str], np.ndarray],
+    room: int,
+    replaced: Callable[[str], np.ndarray | None] = lambda name: None,
+) -> Value:
     """Apply the move of a row to its inputs.
 
     Args:
@@ -272,12 +304,13 @@ def moved(row: Row, inputs: Sequence[Value], tensor: Callable[[str], np.ndarray]
         inputs: Results of earlier rows.
         tensor: Name of a stored tensor -> its entries.
         room: How many bytes the arrays of its result may need.
+        replaced: As in `Move`.
 
     Raises:
         CheckError: The move is malformed, or its result has another shape than the row states.
     """
     move, shape = MOVES[row.operation], tuple(row.shape)
-    seen = Move(inputs, shape, tensor, room, row.executed)
+    seen = Move(inputs, shape, tensor, room, row.executed, replaced)
     result = move(seen, **arguments(move, row.constants, "its constants"))
     require(result.shape == shape, f"its shape must be {result.shape}")
     fault = row.name if result.fault == _HERE else result.fault

@@ -36,7 +36,9 @@ def linear(row: Inference, *, parts: Size) -> Bounds:
     radius = size * x_radius + shift * vectors
     x_error = r.error if parts == 1 else r.error[..., None]
     absolute = np.array(row.absolute(weight_of(row)[0], parts, weight_of(row)[1]), dtype=object).reshape(view)
-    local = row.summed(columns + 1, absolute * (x_radius + x_error) + shift * vectors, row.entries())
+    moved, shifted = (row.change(place).reshape(view if place < len(row.claims) else ()) for place in (0, 1))
+    local = row.summed(columns + 1, absolute * (x_radius + x_error) + (shift + shifted) * vectors, row.entries())
+    local = local + moved * (x_radius + x_error) + shifted * vectors
     error = row.stored(radius, size * x_error + local, row.entries(), len(row.claims))
     return Bounds(radius, size * x_gain, radius, error)
 
@@ -58,8 +60,9 @@ def average(row: Inference, *, parts: Sizes) -> Bounds:
     require(not any(parts[axis] > 1 for axis in row.axes if axis < rank - 2), "its groups extend over several matrices")
     size = decimals(claim.values).reshape(*parts, 1, 1)
     radius, gain, largest, error = r if along else (each.max(rank - 2, keepdims=True) for each in r)
-    absolute = decimals(row.absolute(claim.tensors[0], count)).reshape(*parts, 1, 1) if along else size
-    local = row.summed(tokens + 1, absolute * (radius + error), row.entries())
+    moved = row.change(0).reshape(size.shape)
+    absolute = decimals(row.absolute(claim.tensors[0], count)).reshape(size.shape) if along else size + moved
+    local = row.summed(tokens + 1, absolute * (radius + error), row.entries()) + moved * (radius + error)
     error = row.stored(size * radius, size * error + local, row.entries())
     return Bounds(size * radius, size * gain, size * (radius if along else largest), error)
 
@@ -157,8 +160,10 @@ def convolution(
     (absolute,) = row.absolute(claim.tensors[0], groups=groups, pixels=token_wise)
     taps = math.prod(kernel[2:])
     addends = taps * (kernel[0] // groups if adjoint else kernel[1]) + 1
-    total, radius = absolute * (radius + error) + bias, size * radius + bias
-    local = row.summed(addends, total, row.entries())
+    (moved,), (shifted,) = row.change(0), row.change(1) * root(row.entries() // row.shape[1])
+    changed = moved * (radius + error) + shifted
+    total, radius = absolute * (radius + error) + bias + shifted, size * radius + bias
+    local = row.summed(addends, total, row.entries()) + changed
     # an adjoint's products with every tap may be stored before they are added up, as many as meet at a pixel
     meet = math.prod(-(-k * math.gcd(s, d) // s) for k, s, d in zip(kernel[2:], stride, dilation, strict=True))
     rounded, often = (total, meet + 1) if adjoint else (radius, len(row.claims))
@@ -183,6 +188,10 @@ def convex_potential(row: Inference, *, factor: float) -> Bounds:
     slope = max(ONE, squared - ONE) if factor >= 0 else ONE + squared
     radius = slope * x.radius + strength * norm * bias
     (absolute,), size, hidden = row.absolute(claim.tensors[0]), x.radius + x.error, shape[0]
+    (moved,), (shifted,) = row.change(0), row.change(1, "group_norm") * root(vectors)
+    of_hidden, bias = moved * size + shifted, bias + shifted
+    changed = strength * (moved * ((norm + moved) * size + bias) + norm * of_hidden)
+    norm = norm + moved
     share = row.of_sum(entries + 1, products=True)
     if 2 * share > ONE or row.format.sums != (row.executed and row.executed.dtype):  # 16 bits would round in between
         row.without_error()
@@ -192,7 +201,7 @@ def convex_potential(row: Inference, *, factor: float) -> Bounds:
     sums, others = row.of_sum(hidden + 1, products=True), row.rate(4)  # f, two products with it, and the difference
     floors = (hidden + 4) * (ONE + strength) * root(row.entries()) + absolute * root(hidden * vectors)
     last = (sums + others + sums * others) * (size + strength * absolute * read) + 4 * row.format.floor * floors
-    return Bounds(radius, slope * x.gain, radius, slope * x.error + strength * norm * first + last)
+    return Bounds(radius, slope * x.gain, radius, slope * x.error + changed + strength * norm * first + last)
 
 
 def margin(row: Inference, *, factor: float) -> Bounds:
@@ -208,10 +217,12 @@ def margin(row: Inference, *, factor: float) -> Bounds:
     shift = TWO * strength * largest
     radius = size * r.radius + shift
     lengths = row.absolute(claim.tensors[0], math.prod(shape) // columns, claim.constants["transposed"])
-    total = strength * max(lengths) * (r.radius + r.error) + strength * largest
+    (moved,), (shifted,) = strength * row.change(0), strength * row.change(1)
+    total = strength * max(lengths) * (r.radius + r.error) + strength * largest + shifted
     local = row.of_sum(columns + 1, products=True) * total + (columns + 1) * row.format.floor
     row.require_held(total)
-    error = size * r.error + TWO * row.stored(total, local, 1, len(row.claims))  # of either entry
+    carried = size * r.error + moved * (r.radius + r.error) + TWO * shifted
+    error = carried + TWO * row.stored(total, local, 1, len(row.claims))  # of either entry
     return Bounds(radius, size * r.gain, radius, error)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from wellnormed.proof import claims, files, promises
-from wellnormed.proof.arithmetic import ANY_ORDER, FORMATS, UNBOUNDED, Arithmetic
-from wellnormed.proof.decimals import decimals, rounding_up
+from wellnormed.proof.arithmetic import ANY_ORDER, EXACT, FORMATS, UNBOUNDED, Arithmetic
+from wellnormed.proof.decimals import ZERO, Decimals, decimals, rounding_up
 from wellnormed.proof.gather import collapse, gather, require_few_groups
 from wellnormed.proof.inference import Inference, map_of
 from wellnormed.proof.matrices import absolute_kernel, absolute_norm
@@ -19,7 +19,7 @@ from wellnormed.proof.promises import Promise
 from wellnormed.proof.reading import CheckError, arguments, require, word
 from wellnormed.proof.rows import Bounds, Claim, Row
 from wellnormed.proof.rules import RULES
-from wellnormed.proof.value import LARGE, Base, Term, Value
+from wellnormed.proof.value import LARGE, UNIT, Base, Term, Value
 
 _ENTRIES, _HELD, _DECIMAL = 2**26, 5 * 2**27, 112
 """The most entries of a row, the most bytes of positions, factors and bounds of all values, and those of a decimal."""
@@ -68,8 +68,13 @@ class Proof:
         """The rows of primitives as their rules saw them, in order."""
         self.proved: set[str] = set()
         """Every proved claim, as text."""
+        self.other: Proof | None = None
+        """A proof of the same rows, whose errors are those of an original: the program executed with other tensors."""
+        self.replaced: Mapping[str, str] | None = None
+        """If the executed program is an original: name of a tensor -> name of the one in its place."""
         self._arrays, self._held = set[int](), 0
         self._absolute: dict[tuple, list[Decimal]] = {}
+        self._changes: dict[str, list[Decimal]] = {}
         for name, tensor in (tensors or {}).items():
             self.store(str(name), tensor)
 
@@ -86,6 +91,43 @@ class Proof:
         for name in self.promises:
             proof.promise(promises[name])
         return proof
+
+    def compare(self, replaced: Mapping[str, str]) -> None:
+        """Bound for every row that follows how far an original is from it: the program, executed with other tensors.
+
+        Args:
+            replaced: Name -> name of the tensor that the original has in its place; both are stored.
+        """
+        for name, other in replaced.items():
+            require({name, other} <= self.stored.keys(), f"there is no stored tensor {name!r} or {other!r}")
+            kinds = [(each.dtype, each.shape) for each in (self.stored[name], self.stored[other])]
+            require(kinds[0] == kinds[1], f"{word(name)} and {word(other)} differ in dtype or shape")
+        self.other = proof = Proof(arithmetic=self.arithmetic)
+        proof.replaced, proof.stored, proof.arrays = replaced, self.stored, self.arrays
+        proof.proved, proof.promises = self.proved, self.promises
+
+    def replacing(self, name: str) -> np.ndarray | None:
+        """Return the entries that an original has in the place of a stored tensor's; None if they are the same."""
+        return None if self.replaced is None or name not in self.replaced else self.tensor(self.replaced[name])
+
+    def executed(self, name: str) -> np.ndarray:
+        """Return the entries of the tensor that the executed program has in the place of a stored one."""
+        return self.tensor(name) if (other := self.replacing(name)) is None else other
+
+    def changes(self, claim: Claim) -> list[Decimal]:
+        """Bound, in the measure of a claim about one tensor, its difference from the executed tensor.
+
+        The differences of entries are rounded once, and no measure of a matrix with a single entry 1 exceeds 2.
+        """
+        (name,) = claim.tensors
+        if (other := self.replacing(name)) is None:
+            return [ZERO] * len(claim.values)
+        if (key := repr(claim)) not in self._changes:
+            difference = other.astype(float) - self.tensor(name)
+            values = claims.bound(claim, lambda _: difference).values
+            slip = Decimal(float(abs(difference).sum()) * 2 * UNIT * (1 + 1e-6))
+            self._changes[key] = [Decimal(each) + slip for each in values]
+        return self._changes[key]
 
     def store(self, name: str, tensor: Any) -> None:
         """Add a tensor that rows may name: a NumPy array or a `files.Stored`. It must keep a promise of that name."""
@@ -119,6 +161,8 @@ class Proof:
     ) -> list[Decimal]:
         """Return upper bounds of norms of the absolute values of a stored tensor's, or a promised parameter's, entries.
 
+        An original has another tensor in its place, which is then meant.
+
         Args:
             name: Its name.
             parts: The number of equal parts of the rows of a matrix, each of which has a bound.
@@ -130,10 +174,10 @@ class Proof:
         if key not in self._absolute:
             promise = self.promises.get(name)
             if groups is None and promise is None:
-                cut = claims.parts_of(claims.matrix(self.tensor(name).astype(float), transposed), parts)
+                cut = claims.parts_of(claims.matrix(self.executed(name).astype(float), transposed), parts)
                 self._absolute[key] = list(map(absolute_norm, cut))
             elif promise is None:
-                self._absolute[key] = [absolute_kernel(self.tensor(name), groups or 1, pixels)]
+                self._absolute[key] = [absolute_kernel(self.executed(name), groups or 1, pixels)]
             else:
                 by_taps = groups is not None
                 self._absolute[key] = [promise.absolute_kernel()] if by_taps else promise.absolute(parts, transposed)
@@ -155,7 +199,8 @@ class Proof:
         """
         with rounding_up():
             self._require_place(row)
-            row = row if self.arithmetic else replace(row, executed=None)
+            given, exact = row, None if self.replaced is None else EXACT
+            row = row if self.arithmetic else replace(row, executed=exact)
             name, shape, inputs = row.name, tuple(row.shape), []
             for each in row.inputs:
                 require(each in self.values, f"its input {each!r} is no earlier row")
@@ -164,14 +209,27 @@ class Proof:
             if row.operation in MOVES:
                 bare = not (row.axes or row.reads or row.claims) and row.bounds is None
                 require(bare, "a move has no bounds, axes, reads or claims of its own")
-                result, bounds = moved(row, inputs, self.tensor, _HELD - self._held), None
+                result, bounds = moved(row, inputs, self.tensor, _HELD - self._held, self.replacing), None
                 self._hold([each for x in inputs for some in x.gathered.values() for each in some])
             else:
                 result, bounds = self._infer(row, inputs, shape)
             self._hold([each for term in result.terms for each in (term.index, term.factor) if each is not None])
             self.values[name] = result
-            self.rows[name] = replace(row, bounds=bounds)
+            self.rows[name] = replace(row, bounds=bounds, change=self._change(given))
             return result
+
+    def _change(self, row: Row) -> Decimals | None:
+        """The errors of the original at a row, no less than what the row may state."""
+        bounds = None
+        if row.bounds is not None and row.change is not None:
+            bounds = row.bounds._replace(error=row.change)
+        stated = row.bounds is not None and self.other is not None
+        require((row.change is not None) == stated, "it must state a change if and only if there is an original")
+        if self.other is None:
+            return None
+        self.other.add(replace(row, bounds=bounds, change=None))
+        proved = self.other.rows[row.name].bounds
+        return None if proved is None else proved.error
 
     def _hold(self, arrays: list[np.ndarray]) -> None:
         """Refuse arrays of a result that, with those of all earlier ones, need too much memory."""
@@ -207,11 +265,14 @@ class Proof:
             constants=arguments(rule, row.constants, "its constants"),
             claims=[claims.stated(each) for each in row.claims], reads=reads, axes=axes, shape_of=self.shape_of,
             tensor=self.tensor, bounds=of_inputs, executed=row.executed, absolute=self.absolute,
-            arithmetic=self.arithmetic or ANY_ORDER,
+            arithmetic=self.arithmetic or ANY_ORDER, changes=self.changes,
+            of_original=self.replaced is not None,
         )  # fmt: skip
         bounds = Bounds(*map(collapse, rule(inference, **inference.constants)))
         fault = next((x.fault for x in inputs if x.fault), "")
-        if not fault and (inference.faulty or inference.beyond or _overflows(row, bounds)):
+        named = {name for each in inference.claims for name in each.tensors}
+        uncounted = named.intersection(self.replaced or ()) - inference.counted
+        if not fault and (inference.faulty or inference.beyond or uncounted or _overflows(row, bounds)):
             fault = row.name
         if fault:
             bounds = bounds._replace(error=np.full([1] * len(shape), UNBOUNDED, dtype=object))

@@ -63,6 +63,9 @@ class Row:
     """How the row is executed in floats; without that, its rounding errors have no bound."""
     bounds: Bounds | None = None
     """The bounds that a row states before `Proof.add`, and the proved ones afterwards."""
+    change: Decimals | None = None
+    """As the error in the bounds, of the executed original: how far it is from the row's real value. None without an
+    original."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ class Document:
     """How sums and products are executed; null where rounding errors are left out."""
     unbounded_at: str
     """Name of the first row whose rounding errors have no bound; empty if all have one."""
+    original: dict[str, str] | None = None
+    """Name -> name of the tensor that the original program has in its place; null without an original."""
     comparison: Any = None
     """This and the next fields are not about the proof."""
     lower_bound: Any = None

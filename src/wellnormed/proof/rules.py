@@ -43,7 +43,9 @@ def _input(
     gain = decimals(root(row.entries())).reshape([1] * len(row.shape))
     norm = gain * largest_rms
     largest = np.full(gain.shape, largest_rms, dtype=object) if box else norm
-    return Bounds(norm, gain, largest, ZERO * norm)  # it is exact as given
+    # it is exact as given, in the table or in the original's
+    changed = row.change(0).reshape(gain.shape) * (root(row.entries()) if box else ONE)
+    return Bounds(norm, gain, largest, ZERO * norm + changed)
 
 
 def domain_of(
@@ -134,7 +136,8 @@ def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = 
     radius, largest = shape.growth * x.radius + shape.at_zero * count, shape.growth * x.largest + shape.at_zero
     if shape.ceiling is not None:
         radius, largest = least(radius, shape.ceiling * count), least(largest, shape.ceiling)
-    error, units, beside = shape.slope * x.error, ERRORS[function], Decimal(abs(row.how.beside))
+    error = shape.slope * x.error + row.change(0) * (x.radius + x.error)
+    units, beside = ERRORS[function], Decimal(abs(row.how.beside))
     error = error if shape.ceiling is None else least(error, TWO * shape.ceiling * count)
     if any(units):
         by_size, by_input, constant = map(Decimal, units)

@@ -1,7 +1,7 @@
 """Bounds of dot-product attention, softmax, log-softmax and logsumexp."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ def attention(
             moves.pick(ledger, x, lambda t, n=q.shape[-3] // x.shape[-3]: t.repeat_interleave(n, -3)) for x in (k, v)
         )
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    return attend(ledger, q, k, v, scale, largest_shown(ledger, mask))
+    return attend(ledger, q, k, v, scale, largest_shown(ledger, mask), biases=[(mask, 1.0)])
 
 
 def largest_shown(ledger: Ledger, mask: Any) -> float | None:
@@ -69,7 +69,14 @@ _HIDDEN = 1e24
 
 
 def attend(
-    ledger: Ledger, q: Value, k: Value, v: Value, scale: float, added: float | None = None, roundings: int | None = None
+    ledger: Ledger,
+    q: Value,
+    k: Value,
+    v: Value,
+    scale: float,
+    added: float | None = None,
+    roundings: int | None = None,
+    biases: Sequence[tuple[Any, float]] = (),
 ) -> Value:
     """Bound `softmax(scale q k^T + constants) v`, using the weights of the linear maps to q, k and v if there are any.
 
@@ -80,7 +87,7 @@ def attend(
     """
     if added is None and ledger.executed is not None:
         with ledger.executing(None):
-            return attend(ledger, q, k, v, scale)
+            return attend(ledger, q, k, v, scale, biases=biases)
     if min(len(x.shape) for x in (q, k, v)) < 2:
         raise ledger.refuse("its queries, keys or values are a single vector; give them an axis of tokens")
     batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
@@ -103,13 +110,17 @@ def attend(
     constants: dict[str, Any] = {"scale": scale} | ({"added": added} if added else {})
     settings: dict[str, Any] = {"shape": shape, "axes": [-1], "claims": claims, "roundings": roundings}
     result = ledger.derive("attention", reads, constants=constants, **settings)
+    ledger.biases[result.name] = biases
     # if all keys and all values lie in one small ball, bounding the product, the softmax (norm 1/2) and the second
     # product one by one gives less
     rq, rk, rv = (ledger.bounds(x, axes) for x, axes in ((q, [-1]), (k, [-2, -1]), (v, [-2, -1])))
     logits = float(rq.gain.max() * rk.radius.max() + rq.radius.max() * rk.gain.max()) * abs(scale)
-    if logits / 2 * float(rv.radius.max()) + float(rv.gain.max()) >= float(ledger.bounds(result, [-1]).gain.max()):
+    less = logits / 2 * float(rv.radius.max()) + float(rv.gain.max()) < float(ledger.bounds(result, [-1]).gain.max())
+    if not ledger.choose(lambda: int(less)):
         return result
-    return ledger.derive("attention", reads, constants=constants | {"together": True}, **settings)
+    result = ledger.derive("attention", reads, constants=constants | {"together": True}, **settings)
+    ledger.biases[result.name] = biases
+    return result
 
 
 def _claim(ledger: Ledger, measure: str, *origins: Origin, **settings: Any) -> Claim:

@@ -117,7 +117,7 @@ def along_channels(ledger: Ledger, stored: Any, after: int) -> Any:
     tensor = stored.tensor.reshape(-1, *[1] * after)
     if parameter := ledger.unknown(stored):
         return replace(stored, tensor=tensor, rows_of=parameter)
-    return ledger.computed(f"{stored.name} by channel", tensor)
+    return ledger.computed(f"{stored.name} by channel", tensor, made_of=[stored])
 
 
 def _product(ledger: Ledger, a: Value, b: Value) -> Value:

@@ -52,7 +52,7 @@ def add_product(ledger: Ledger, summand: Any, a: Any, b: Any, *, beta: float = 1
         product = matmul(ledger, a, b)
         product = product if alpha == 1 else moves.times(ledger, product, float(alpha))
     else:
-        product = ledger.computed(f"{ledger.name}.product", alpha * (a.tensor @ b.tensor))
+        product = ledger.computed(f"{ledger.name}.product", alpha * (a.tensor @ b.tensor), made_of=(a, b))
     return add(ledger, product, summand, beta, roundings=a.shape[-1] + 2)
 
 
@@ -65,10 +65,10 @@ def matmul(ledger: Ledger, a: Any, b: Any) -> Value:
     if isinstance(a, Stored):
         return average(ledger, a, b)
     if b.tensor.ndim == 1:
-        row = ledger.computed(f"{ledger.name}.row", b.tensor[None])
+        row = ledger.computed(f"{ledger.name}.row", b.tensor[None], made_of=[b])
         return moves.pick(ledger, _apply(ledger, a, row, None, transposed=False), lambda t: t.squeeze(-1))
     if b.tensor.ndim > 2:  # x W = (W^T x^T)^T, matrix by matrix
-        flipped = ledger.computed(f"{ledger.name}.transposed", b.tensor.mT.contiguous())
+        flipped = ledger.computed(f"{ledger.name}.transposed", b.tensor.mT.contiguous(), made_of=[b])
         turned = moves.pick(ledger, a, lambda t: t.mT)
         return moves.pick(ledger, average(ledger, flipped, turned), lambda t: t.mT)
     return _apply(ledger, a, b, None, transposed=True)
@@ -111,7 +111,7 @@ def average(ledger: Ledger, matrix: Stored, x: Value, roundings: int | None = No
         roundings: How often each addend is rounded, if the sums are parts of larger ones.
     """
     if matrix.tensor.ndim == 1:
-        row = ledger.computed(f"{ledger.name}.row", matrix.tensor[None])
+        row = ledger.computed(f"{ledger.name}.row", matrix.tensor[None], made_of=[matrix])
         return moves.pick(ledger, average(ledger, row, x), lambda t: t.squeeze(-2))
     if len(x.shape) == 1:
         column = moves.pick(ledger, x, lambda t: t[:, None])
@@ -126,7 +126,7 @@ def average(ledger: Ledger, matrix: Stored, x: Value, roundings: int | None = No
     # a group may not extend along an axis on which the matrix differs: every matrix has a bound of its own
     inner = tuple(axis for axis in inner if axis >= along or lead[axis] == 1)
     if joint and matrix.tensor.ndim > 2:
-        matrix = ledger.computed(f"{matrix.name}.rows", matrix.tensor.flatten(0, -2))
+        matrix = ledger.computed(f"{matrix.name}.rows", matrix.tensor.flatten(0, -2), made_of=[matrix])
     claims, constants = [ledger.prove("spectral" if joint else "row_sum", matrix, parts=parts)], {"parts": lead}
     return ledger.derive(
         "average", [(x, inner)], shape=shape, axes=inner, constants=constants, claims=claims, roundings=roundings

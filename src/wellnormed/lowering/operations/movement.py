@@ -188,7 +188,7 @@ def _converted(ledger: Ledger, source: Stored) -> Stored:
     converted = source.tensor.to(ledger.dtype)
     rounded = converted.double() != source.tensor.double()
     ledger.beside = max(ledger.beside, float(source.tensor.double().abs().where(rounded, 0.0).max()))
-    return ledger.computed(f"{ledger.name}.written", converted)
+    return ledger.computed(f"{ledger.name}.written", converted, made_of=[source])
 
 
 def written(ledger: Ledger, source: Value | Stored | float) -> Value:

@@ -136,7 +136,10 @@ def _with_statistics(
     moved = mean.tensor.detach().double() * scale
     shift = offset - moved
     shift = shift + torch.where(shift < 0, -1, 1) * 8 * unit * (moved.abs() + offset.abs())  # nor the shift's size
-    stored = (ledger.computed(f"{ledger.name}.{kind}", t) for kind, t in (("scale", scale), ("shift", shift)))
+    stored = (
+        ledger.computed(f"{ledger.name}.{kind}", t, made_of=(weight, bias, mean, variance))
+        for kind, t in (("scale", scale), ("shift", shift))
+    )
     factor, summand = (along_channels(ledger, each, len(x.shape) - 2) for each in stored)
     # executed, scale and shift are computed in the model's dtype, the shift from numbers that may cancel
     beside = float((moved.abs() + offset.abs()).max()) * (1 + 8 * unit)
@@ -166,7 +169,7 @@ def project(
         raise ledger.refuse(f"it multiplies the mean square by {least}, which is not positive and finite")
     with rounding_up():
         idle = all(r * r * Decimal(most) <= entries for r in ledger.bounds(x, dims).radius.flat)
-    if idle:  # x never leaves the ball, so the result is x, and keeps x's linear origin
+    if ledger.choose(lambda: int(idle)):  # x never leaves the ball, so the result is x, and keeps x's linear origin
         return ledger.move("idle_ball", [x], x.shape, {"scale": float(most), "over": dims})
     constants = {"scale": float(least), "over": dims}
     return ledger.derive("ball", [(x, ledger.vectors(x, dims))], shape=x.shape, constants=constants)
