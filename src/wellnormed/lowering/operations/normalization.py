@@ -14,6 +14,7 @@ from wellnormed.lowering.ledger import Ledger, Stored
 from wellnormed.lowering.operations.elementwise import add, along_channels, multiply, square
 from wellnormed.lowering.operations.selection import paired
 from wellnormed.program.operation import operation
+from wellnormed.proof.attention import origin_of
 from wellnormed.proof.decimals import rounding_up
 from wellnormed.proof.value import Value
 
@@ -169,7 +170,8 @@ def project(
         raise ledger.refuse(f"it multiplies the mean square by {least}, which is not positive and finite")
     with rounding_up():
         idle = all(r * r * Decimal(most) <= entries for r in ledger.bounds(x, dims).radius.flat)
-    if ledger.choose(lambda: int(idle)):  # x never leaves the ball, so the result is x, and keeps x's linear origin
+    # where x never leaves the ball the result is x, with its linear origin; but as a contraction it errs less
+    if origin_of(x) is not None and ledger.choose(lambda: int(idle)):
         return ledger.move("idle_ball", [x], x.shape, {"scale": float(most), "over": dims})
     constants = {"scale": float(least), "over": dims}
     return ledger.derive("ball", [(x, ledger.vectors(x, dims))], shape=x.shape, constants=constants)
