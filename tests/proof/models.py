@@ -28,8 +28,9 @@ class Function(nn.Module):
 
 
 def attention(self: Any, x: Tensor) -> Tensor:
-    """Four heads of fused projections, and a residual."""
+    """Four heads of fused projections, queries in a ball that is idle, and a residual."""
     q, k, v = self.fused(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+    q = q * torch.rsqrt((0.01 * q.square().mean(-1, keepdim=True)).clamp(min=1))
     return self.output(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)) + x
 
 

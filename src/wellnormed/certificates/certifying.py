@@ -174,8 +174,10 @@ def certify(
         if isinstance(model, Program):
             accept(model)
             return model
-        return capture(model, example_of(model, example, "certify"), output, domain=domain, accept=accept)
+        return capture(model, example, output, domain=domain, accept=accept)
 
+    if not isinstance(model, Program):
+        example = example_of(model, example, "certify")
     program = captured(model, bound)
     comparison = None if isinstance(model, Program) else program.comparison
     if execution is not None and execution.lanes:

@@ -53,6 +53,7 @@ def compare(walk: Walk, other: Walk) -> dict[str, str]:
     Raises:
         ValueError: The original computes something else; the message names the first row that differs.
     """
+    _require_same_operations(walk.program, other.program)
     moved = _moved(walk, other)
     for each in walk.stored.values():
         walk.ledger.keep(each)
@@ -77,6 +78,17 @@ def compare(walk: Walk, other: Walk) -> dict[str, str]:
         proof.add(row)
     walk.ledger.proof = proof
     return replaced
+
+
+def _require_same_operations(program: Program, other: Program) -> None:
+    """Refuse an original with another operation, or another argument of one: rows do not read all, such as masks."""
+    fields = ("name", "target", "args", "kwargs")
+    for nodes in zip_longest(program.nodes, other.nodes):
+        ours, theirs = ([node and getattr(node, each) for each in fields] for node in nodes)
+        if str(ours) != str(theirs):
+            raise _differ(str(ours[0]), f"is {theirs}, and in the model {ours}")
+    if program.each_sample != other.each_sample:
+        raise _differ("output", f"is of {other!r}, and in the model of {program!r}")
 
 
 def _pairs(
@@ -121,7 +133,7 @@ def _moved(walk: Walk, other: Walk) -> dict[str, float]:
     for node, (stored, own) in walk.constants.items():
         read = {name for row in own for each in (row.name, *row.inputs) for name in _names(rows[each])}
         last = next((row.name for row in reversed(own) if row.bounds is not None), "")
-        for ours, theirs in zip(stored, other.constants.get(node, ([], []))[0], strict=False):
+        for ours, theirs in zip(stored, other.constants[node][0], strict=True):
             known = any(ours in each for name in read if (each := walk.ledger.used.get(name)) is not None)
             if known or raw_tensor(ours.tensor) == raw_tensor(theirs.tensor):
                 continue

@@ -145,7 +145,8 @@ def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = 
         own = by_size * (radius + error) + by_input * (x.radius + x.error) + constant * count
         row.require_held(8 * (x.largest + x.error))
         at_once = not row.how.roundings  # or step by step
-        unit = max(row.rate(1, of_sums=at_once), FORMATS["float32"].unit if function in SHORT else ZERO)
+        unit = row.rate(1, of_sums=at_once)
+        unit = max(unit, FORMATS["float32"].unit) if unit and function in SHORT else unit
         floor = FORMATS[row.format.sums].floor if at_once else row.format.floor
         own = unit * own + UNDERFLOW * floor * count
         error = row.stored(radius, error + own, row.entries())

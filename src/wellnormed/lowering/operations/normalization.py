@@ -218,7 +218,7 @@ def to_unit(
     if share != 1 or squared:
         floor *= (1 - 2.0**-50) / share
     constants = {"eps": floor, "over": dims}
-    with nullcontext() if share <= 1 else ledger.not_executed():  # a multiple of |x| may overflow
+    with nullcontext() if share <= 1 else ledger.executing(None):  # a multiple of |x| may overflow
         result = ledger.derive("unit", [(x, ledger.vectors(x, dims))], shape=x.shape, constants=constants)
     return result if share == 1 else moves.times(ledger, result, (1 + 2.0**-50) / share)
 
