@@ -124,9 +124,10 @@ class Inference:
         """The format of its result."""
         return FORMATS[self.how.dtype]
 
-    def require_held(self, *sizes: Any) -> None:
-        """Note a fault if vectors of such norms may overflow."""
-        most = min(self.format.largest, FORMATS[self.format.sums].largest)
+    def require_held(self, *sizes: Any, of_sums: bool = False) -> None:
+        """Note a fault if vectors of such norms may overflow, or sums of such sizes before they are stored."""
+        sums = FORMATS[self.format.sums].largest
+        most = sums if of_sums else min(self.format.largest, sums)
         self.faulty = self.faulty or any(bool((np.asarray(size) > most).any()) for size in sizes)
 
     def summed(self, count: int, total: Any, entries: int) -> Any:

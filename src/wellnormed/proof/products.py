@@ -63,6 +63,8 @@ def average(row: Inference, *, parts: Sizes) -> Bounds:
     moved = row.change(0).reshape(size.shape)
     absolute = decimals(row.absolute(claim.tensors[0], count)).reshape(size.shape) if along else size + moved
     local = row.summed(tokens + 1, absolute * (radius + error), row.entries()) + moved * (radius + error)
+    # a mean may be a quotient of a sum, which has so many addends and is not stored
+    row.require_held((row.how.roundings or 0) * (largest + error), of_sums=True)
     error = row.stored(size * radius, size * error + local, row.entries())
     return Bounds(size * radius, size * gain, size * (radius if along else largest), error)
 
