@@ -49,7 +49,7 @@ def add_product(ledger: Ledger, summand: Any, a: Any, b: Any, *, beta: float = 1
     """`beta summand + alpha a b`, where a and b are matrices or batches of matrices."""
     product: Any = None
     if abs(alpha) != 1 and ledger.executed is not None:  # which may multiply a, and over- or underflow there, or a b
-        with ledger.not_executed():
+        with ledger.executing(None):
             return add_product(ledger, summand, a, b, beta=beta, alpha=alpha)
     if isinstance(a, Value) or isinstance(b, Value):
         product = matmul(ledger, a, b)
