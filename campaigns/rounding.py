@@ -219,7 +219,8 @@ def _set(set_to: Callable[[Any], Any], value: Any, default: Any) -> Iterator[Non
 
 WAYS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "one by one": nullcontext, "as one batch": nullcontext, "of many": nullcontext, "strided": nullcontext,
-    "compiled": nullcontext, "onnx": nullcontext, "without mkldnn": lambda: torch.backends.mkldnn.flags(enabled=False),
+    "captured": nullcontext, "compiled": nullcontext, "onnx": nullcontext,
+    "without mkldnn": lambda: torch.backends.mkldnn.flags(enabled=False),
     "without flash": lambda: sdpa_kernel(SDPBackend.MATH),
     "subnormal results are 0": lambda: _set(torch.set_flush_denormal, True, False),
     "two threads": lambda: _set(torch.set_num_threads, 2, 1),
@@ -230,7 +231,7 @@ WAYS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 OFTEN = "one by one", "subnormal results are 0", "signed"
 
 
-def execute(model: nn.Module, x: Tensor, way: str, alone: bool) -> Tensor:
+def execute(model: Callable[[Tensor], Tensor], x: Tensor, way: str, alone: bool) -> Tensor:
     """The result for a batch in one of the `WAYS`; `alone` says that samples may be put into other batches."""
     if way == "compiled":
         torch._dynamo.reset()
@@ -245,7 +246,7 @@ def execute(model: nn.Module, x: Tensor, way: str, alone: bool) -> Tensor:
     return torch.cat([model(one[None]) for one in x]) if alone and way in ("one by one", *ORDERS) else model(x)
 
 
-def _by_onnx(model: nn.Module, x: Tensor) -> Tensor:
+def _by_onnx(model: Any, x: Tensor) -> Tensor:
     import onnxruntime
 
     file, options = io.BytesIO(), onnxruntime.SessionOptions()
@@ -570,7 +571,8 @@ class Attack:
             with torch.no_grad(), WAYS[way](), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 try:
-                    executed = execute(self.case.model, x, way, self.alone and self.floats)
+                    model = self.program if way == "captured" else self.case.model
+                    executed = execute(model, x, way, self.alone and self.floats)
                 except Exception as error:
                     if way == "onnx" or "not implemented" in str(error) or "No available kernel" in str(error):
                         continue
@@ -805,14 +807,17 @@ def _read(path: Path) -> list[dict[str, Any]]:
 def _go_on(
     path: Path, count: int, end: float, attack: Callable[[int], dict[str, Any]], again: str
 ) -> list[dict[str, Any]]:
-    """Attack the numbers that have no outcome on disk yet; all outcomes."""
+    """Attack the numbers that have no outcome on disk yet; all outcomes. One that ended the process is left out."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    done = {each["number"] for each in _read(path)}
-    with path.open("a") as file:
+    done, begun = {each["number"] for each in _read(path)}, path.with_suffix(".begun")
+    left_out = set(map(int, begun.read_text().split())) if begun.exists() else set()
+    with path.open("a") as file, begun.open("a") as mark:
         file.write("\n" if path.stat().st_size else "")
         for number in range(count):
-            if number in done or time.monotonic() > end:
+            if number in done | left_out or time.monotonic() > end:
                 continue
+            mark.write(f"{number} ")
+            mark.flush()
             outcome = attack(number)
             file.write(json.dumps(outcome) + "\n")
             file.flush()
