@@ -55,6 +55,8 @@ NOISE = 1e-12
 """Relative share of an exact result that float64 may have added to it."""
 FIRST_ORDER = 1e-5
 """Relative share by which the sum of first-order changes may exceed the largest change."""
+MOST = 1e9
+"""The share that stands for any larger one."""
 aten = torch.ops.aten
 
 
@@ -297,12 +299,15 @@ _SELECTIONS = (
 
 
 class Adverse(fx.Interpreter):
-    """Runs a float64 program in which each operation may err: `leaves` has these errors, 0 yet, and their sizes."""
+    """Runs a float64 program in which each operation may err: `leaves` has these errors and their sizes.
 
-    def __init__(self, written: _Kept) -> None:
+    The errors are 0, so that the result has derivatives by them, or those that are given.
+    """
+
+    def __init__(self, written: _Kept, given: Sequence[Tensor] = ()) -> None:
         super().__init__(fx.GraphModule(written.constants, written.graph))
         self.executed, self.leaves = written.executed, list[tuple[Tensor, Tensor]]()
-        self._known: dict[str, Any] = {}
+        self._known, self._given = dict[str, Any](), list(given)
 
     def err(self, y: Tensor, delta: Tensor | float, dtype: torch.dtype) -> Tensor:
         """A result that may err by `delta`, or by all of it where it underflows."""
@@ -312,7 +317,7 @@ class Adverse(fx.Interpreter):
 
     def leaf(self, delta: Tensor) -> Tensor:
         """An error of at most `delta`."""
-        error = torch.zeros_like(delta, requires_grad=True)
+        error = self._given.pop(0) if self._given else torch.zeros_like(delta, requires_grad=True)
         self.leaves.append((error, torch.where(delta.isfinite(), delta, 0.0)))
         return error
 
@@ -462,7 +467,10 @@ def _power_of_two(number: Tensor) -> bool:
 
 
 def adverse(written: _Kept, x: Sequence[Tensor], axes: tuple[int, ...], bound: Tensor) -> float:
-    """The largest change of a group of the result by allowed errors, to first order, as a share of its bound."""
+    """The largest change of a group of the result by allowed errors, as a share of its bound.
+
+    It is of first order; where it exceeds the bound, these errors are made.
+    """
     run, best = Adverse(written), 0.0
     with torch.enable_grad():
         y = run.run(*x)
@@ -481,7 +489,13 @@ def adverse(written: _Kept, x: Sequence[Tensor], axes: tuple[int, ...], bound: T
             (torch.zeros_like(d) if g is None else g.nan_to_num(0, 0, 0), d) for g, d in zip(grads, sizes, strict=True)
         ]
         change, most = sum(float((g.abs() * d).sum()) for g, d in pairs), float((bound * only).amax())
-        best = max(best, change / most if most else math.inf * bool(change) if change else 0.0)
+        share = change / most if most else MOST * bool(change)
+        if share > 1 + FIRST_ORDER:
+            with torch.no_grad():
+                made = Adverse(written, [g.sign() * d for g, d in pairs]).run(*x)
+            moved = _lengths(made - y.detach(), axes)
+            share = min(share, float(torch.where(moved > 0, moved / bound, 0.0).nan_to_num(0.0).amax()))
+        best = max(best, share)
         dummy = torch.zeros_like(y, requires_grad=True)  # twice backward is forward: the change by these errors
         with suppress(RuntimeError):  # torch lacks some second derivatives
             back = torch.autograd.grad(y, leaves, dummy, create_graph=True, allow_unused=True)
@@ -581,7 +595,7 @@ class Attack:
             difference = _lengths(executed.double().reshape(real.shape) - real, self.axes)
             difference = difference.nan_to_num(math.inf) - (0.0 if known else NOISE * real.abs().amax())
             share = torch.where(difference > 0, difference / (self.bound * (1 + known)), 0.0)
-            yield float(share.max()), way
+            yield min(float(share.max()), MOST), way
 
     def run(self, outcome: Outcome) -> None:
         """Attack: random inputs, ascent from the worst, allowed errors."""
@@ -593,7 +607,7 @@ class Attack:
             if kind in (0, 1, 2, 4):
                 one = x[:1] if self.alone else x
                 share = adverse(self.written, self.variables(one), self.axes, self.bound)
-                outcome.adverse = max(outcome.adverse, share if math.isfinite(share) else 0.0)
+                outcome.adverse = max(outcome.adverse, share)
         best = max(found, key=lambda each: each[0])
         for step in range(8 if best[0] and self.floats else 0):
             noise = torch.randn(best[2].shape, generator=self.generator, dtype=torch.float64)
@@ -725,6 +739,8 @@ def pairs(number: int) -> dict[str, Any]:
                 if way != "of many" and bool(((other != best[::4]) & settled[::4]).any()):
                     outcome["broken"].append(f"settled, {way}")
         x, best, radii = (each[radii > 0] for each in (x, best, radii))
+        if not len(x):
+            return outcome
         outcome["inputs"], towards = len(x), _towards_a_tie(certificate, x, best)
         for share in (0.9, 0.97, 0.99, 0.999, 1.0, 1.001, 1.01, 1.05, 1.2, 1.5, 2, 3, 5, 10):
             for size in (0, 1, 2):
