@@ -362,6 +362,8 @@ ROWS: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
     "tanh of far errors": (far(alone("elementwise", V, function="tanh"), 9, "1E+3"), {}),
     "ball of far errors": (far(alone("ball", [[1, 2, 3]] * 2, scale=7.0, over=[2], axes=[1, 2]), 9, "1E+3"), {}),
     "unit of far errors": (far(alone("unit", [[1, 2, 3]] * 2, eps=8.0, over=[2], axes=[1, 2]), 9, "1E+3"), {}),
+    "unit of a norm with far errors": (far(alone("unit", [[1, 2, 3]] * 2, eps=8.0, over=[2], axes=[1, 2],
+        executed={"dtype": "float32", "roundings": 1}), 9, "1E+3"), {}),
     "normalization of far errors": (far(alone("normalization", [[1, 2, 3]] * 2, eps=7.0, over=[2], axes=[1, 2]), 9,
         "1E+3"), {}),
     "squares": (far(alone("normalization", [[1, 2, 3]] * 2, eps=7.0, over=[2], axes=[1, 2], squares=True), 9), {}),

@@ -219,15 +219,21 @@ def _ball(row: Inference, *, scale: Positive, over: Axes) -> Bounds:
 
 
 def _unit(row: Inference, *, eps: Positive, over: Axes) -> Bounds:
-    """`x / max(|x|, eps)`, `x / (|x| + eps)` or `x / sqrt(|x|^2 + eps^2)`, whose slopes are at most 1 / eps."""
+    """`x / max(|x|, eps)`, `x / (|x| + eps)` or `x / sqrt(|x|^2 + eps^2)`, whose slopes are at most 1 / eps.
+
+    If its roundings are stated, the norm may be of other executed numbers than x, with errors that x has, too. Then
+    what is executed may be longer than 1.
+    """
     row.keeps_shape()
     (x,), vectors, slope = row.bounds, row.entries() // row.along(over), ONE / eps
     radius = least(slope * x.radius, root(vectors))
     size = x.radius + x.error
-    own = row.of_norm(row.along(over), slope * slope, size + eps) * least(slope * size, root(vectors))
+    longest, carried = slope * size, slope * x.error
+    if not row.how.roundings:
+        longest, carried = least(longest, root(vectors)), least(carried, TWO * root(vectors))
+    own = row.of_norm(row.along(over), slope * slope, size + eps) * longest
     own = own + row.format.floor * root(row.entries())
-    error = least(slope * x.error, TWO * root(vectors)) + own
-    return Bounds(radius, slope * x.gain, least(radius, ONE), error)
+    return Bounds(radius, slope * x.gain, least(radius, ONE), carried + own)
 
 
 def _softmax(row: Inference, *, over: int) -> Bounds:

@@ -209,17 +209,22 @@ def euclidean_norm(
 
 
 def to_unit(
-    ledger: Ledger, x: Value, dims: Sequence[int] | int | None, eps: float, share: float = 1.0, *, squared: bool = False
-) -> Value:
-    """`x / max(|x|, eps)`, `x / (share |x| + eps)`, or `x / sqrt(share^2 |x|^2 + eps)` if `squared`, over some axes."""
+    ledger: Ledger, x: Value, dims: Sequence[int] | int | None, eps: float, share: float = 1.0, *,
+    squared: bool = False, roundings: int | None = None,
+) -> Value:  # fmt: skip
+    """`x / max(|x|, eps)`, `x / (share |x| + eps)`, or `x / sqrt(share^2 |x|^2 + eps)` if `squared`, over some axes.
+
+    With `roundings`, the norm may be of other executed numbers than x; see `unit` in `proof.rules`.
+    """
     if not (eps > 0 and share > 0):
         raise ledger.refuse(f"eps={eps} lets it divide by numbers near 0; pass a positive eps")
     dims, floor = axes_of(x, dims), math.sqrt(eps) if squared else float(eps)
     if share != 1 or squared:
         floor *= (1 - 2.0**-50) / share
     constants = {"eps": floor, "over": dims}
+    reads = [(x, ledger.vectors(x, dims))]
     with nullcontext() if share <= 1 else ledger.executing(None):  # a multiple of |x| may overflow
-        result = ledger.derive("unit", [(x, ledger.vectors(x, dims))], shape=x.shape, constants=constants)
+        result = ledger.derive("unit", reads, shape=x.shape, constants=constants, roundings=roundings)
     return result if share == 1 else moves.times(ledger, result, (1 + 2.0**-50) / share)
 
 
@@ -229,7 +234,7 @@ def standardize(
     """`(x - mean) / (deviation + eps)` over some axes, or `(x - mean) / sqrt(variance + eps)` if `squared`."""
     dims = axes_of(x, dims)
     share = 1 / math.sqrt(_freedom(ledger, x, dims, correction))
-    return to_unit(ledger, centre(ledger, x, dims, 4), dims, eps, share, squared=squared)
+    return to_unit(ledger, centre(ledger, x, dims, 4), dims, eps, share, squared=squared, roundings=1)
 
 
 def _freedom(ledger: Ledger, x: Value, dims: list[int], correction: float) -> float:
