@@ -281,6 +281,7 @@ def test_what_has_no_rule_is_named(function: Callable[[Tensor], Tensor]) -> None
         (lambda x: x.half() * torch.tensor(1e-8), 6e4),
         (lambda x: (x := x.half()) / (x.pow(2).mean(-1, True) + 6e4).sqrt(), 125),
         (lambda x: (x := x.half()) / (x.norm(dim=-1, keepdim=True) + 65500), 125),
+        (lambda x: (x.half().square().sum(-1, True) + 6e4).sqrt(), 60),
         (lambda x: torch.addmm(x, x, 1e30 * torch.eye(4), alpha=1e-30), 1e-12), (lambda x: F.avg_pool1d(x, 3), 1.5e38),
         (lambda x: (x := x.half()) / (700 * x.norm(dim=-1, keepdim=True) + 70), 60),
     ],

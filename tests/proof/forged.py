@@ -797,6 +797,7 @@ FAULTS: list[tuple[str, Fields]] = [
     ("tanh", {**stating("x0", 9000, **NO_ERROR), "y.executed": F16}),
     ("ball", {**stating("x0", 100, **FLAT), "y.executed": F16}),
     ("average of tokens alone", {**stating("x0", 6e4, largest=stated(6, shape=(1, 1, 1)), **FLAT), "y.executed": F16}),
+    ("contraction", {"y.executed": F16 | {"roundings": 1, "beside": 7e4}}),
     ("average of tokens alone", {**stating("x0", "6E+36", largest=stated("5E+37", shape=(1, 1, 1)), **FLAT),
         "y.executed": {"dtype": "float32", "roundings": 9}}),
     ("third", {"z.executed": None}), ("third", {"z.executed": {"dtype": "bfloat16", "roundings": 128}}),

@@ -92,7 +92,7 @@ def _of_selection(row: Inference, x: Bounds) -> Decimals:
     size, count = x.radius + x.error, row.how.roundings
     if count is None:
         return x.radius * row.without_error()
-    row.require_held(size * size if count else size)
+    row.require_held(size * size + Decimal(abs(row.how.beside)) if count else size)
     floor = root(count * row.format.floor) * root(row.entries())  # what a root makes of an underflow
     return (row.rate(0, of_sums=True) + row.rate(0)) * size + floor
 

@@ -254,6 +254,7 @@ def smooth_norm(ledger: Ledger, x: Value, dims: Any, keepdim: bool, eps: float, 
     """`sqrt(|x|^2 + eps)`, or `sqrt(mean(x^2) + eps)`, over some axes: a contraction of x plus at most `sqrt(eps)`."""
     if eps < 0:
         raise ledger.refuse(f"it adds {eps} below a root; add a positive number")
+    ledger.beside = max(ledger.beside, eps)  # which is added to the sum of squares
     norm, count = euclidean_norm(ledger, x, 2, dims, keepdim), math.prod(x.shape[d] for d in axes_of(x, dims))
     if mean:
         norm = moves.times(ledger, norm, math.nextafter(math.sqrt(count), 0.0), divide=True)
