@@ -427,6 +427,26 @@ def trained_models() -> str:
     ).rstrip()  # fmt: skip
 
 
+def changed_weights() -> str:
+    """The table of changed weights."""
+    return "\n".join(
+        table(
+            "model | change | certified | found | ratio | proved unchanged | unchanged",
+            [
+                (row["model"], row["change"], shown(row["certified"], ".3g"), shown(row["found"], ".3g", up=False),
+                 f"{row['ratio']:.1f}", shown(100 * row["unchanged"], ".1f", up=False) + "%", f"{row['same']:.2%}")
+                for row in load("changed-weights.json")["rows"]
+            ],
+        )
+    ).rstrip()  # fmt: skip
+
+
+def changed() -> Lines:
+    """Changes of weights, certified over found."""
+    yield from ("## Weights that were changed", "", *origin("changed-weights.json", load("changed-weights.json")))
+    yield from ("[Their page](changed-weights.md) says what the columns are.", "", changed_weights(), "")
+
+
 def _power(log10: float, up: bool) -> str:
     """A number by its decimal logarithm, rounded to three digits or to a power of ten."""
     if log10 > 7:
@@ -630,6 +650,7 @@ def page() -> str:
         constant_one(),
         trained(),
         rounding(),
+        changed(),
         frontier(),
         steps(),
         matrix(),
@@ -652,6 +673,7 @@ WITHIN = {
     DOCS / "signed-distance.md": partial(job, "signed distance"),
     DOCS / "certified-classifier.md": partial(job, "digits"),
     DOCS / "trained-models.md": trained_models,
+    DOCS / "changed-weights.md": changed_weights,
     DOCS / "rounding.md": forward_errors,
     DOCS / "reproducible.md": settled,
     DOCS / "rates.md": fine_tuning,
