@@ -83,7 +83,7 @@ def logit_caps(
     depends = _depends(within, caps, _STEP)
     if hidden := [row for row, names in depends.items() if not names and first[row] > most]:  # by a soft cap of logits
         far = _depends(within, caps, LEAST)
-        low = caps | {name: caps[name] * LEAST for row in hidden for name in far[row]}
+        low = {**caps, **{name: caps[name] * LEAST for row in hidden for name in far[row]}}
         depends |= {row: names for row, names in _depends(within, low, _STEP).items() if row in hidden}
     needed = {name for names in depends.values() for name in names} | pinned.keys()  # a table's rows are the inputs
     caps = {name: cap for name, cap in caps.items() if name in needed}

@@ -262,7 +262,7 @@ def as_value(ledger: Ledger, x: Value | Stored | float) -> Value:
     return x.value_of() if x.value_of else ledger.constant(x)
 
 
-def shifted(ledger: Ledger, x: Value, shift: Stored, roundings: int | None) -> Value:
+def shifted(ledger: Ledger, x: Value, shift: Any, roundings: int | None) -> Value:
     """The sum with a parameter whose entries are unknown, bounded by the promise of its constraint.
 
     The bound uses the norm of the parameter's rows if the groups of the result contain whole rows, and the largest
