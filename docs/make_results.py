@@ -329,6 +329,39 @@ def functions() -> Lines:
     )
 
 
+def executions() -> Lines:
+    """Random models, executed."""
+    content = load("rounding.json")
+    status, searched = content["status"], content["pairs"]
+    yield from ("## Attacks on bounds of rounding errors", "")
+    yield from origin("rounding.json", content)
+    yield from (
+        f"{content['models']:,} random programs: {status.get('within', 0):,} executed within their "
+        f"[bound of rounding](rounding.md), {status.get('beyond', 0)} beyond it, {status.get('crashed', 0)} crashed, "
+        f"{status.get('refused', 0)} refused, {status.get('no bound', 0):,} without a bound. The shares of the bound "
+        "are those that executions reached, and that the stated arithmetic allows if each operation errs in the "
+        f"direction that moves the result most. Of {searched['models']:,} classifiers with {searched['inputs']:,} "
+        f"inputs, {len(searched['broken'])} had another prediction within a certified radius, or one that was settled "
+        "and changed; the least distance of another prediction is in radii.",
+        "",
+    )
+    yield from table(
+        "dtype | programs | executed, most | median | allowed, most | median",
+        [
+            (row["name"], row["models"],
+             *(f"{row[each]:.3f}" for each in ("executed", "median_executed", "adverse", "median_adverse")))
+            for row in content["rows"] if row["kind"] == "dtype"
+        ],
+    )  # fmt: skip
+    yield from table(
+        "logits | classifiers | inputs | least distance",
+        [
+            (row["name"], row["models"], f"{row['inputs']:,}", f"{row['least_distance']:.3f}")
+            for row in searched["rows"] if row["by"] == "form"
+        ],
+    )  # fmt: skip
+
+
 def attacks() -> Lines:
     """Random models, public models and images, attacked."""
     content = load("soundness.json")
@@ -657,6 +690,7 @@ def page() -> str:
         gpu(),
         attacks(),
         functions(),
+        executions(),
         certified(),
         harnesses(),
     )
