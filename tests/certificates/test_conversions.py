@@ -366,3 +366,21 @@ def test_a_forged_rounding_to_anything_else_is_refused(dtype: Any) -> None:
     row["constants"] = {"dtype": dtype}
     with pytest.raises(CheckError, match="dtype of its constants must be 'float32'"):
         check(document, {})
+
+
+class _Rounded(nn.Module):
+    """A recurrent cell and a linear map, both under autocast."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.last = nn.GRUCell(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.last(self.cell(x))
+
+
+def test_what_is_taken_apart_without_autocast_is_refused_under_it():
+    """The cell was captured in float32, and the last rounding hid its difference from the model, in bfloat16."""
+    with pytest.raises(UncertifiableError, match=r"under autocast aten\.gru_cell\.default cannot be captured"):
+        certify(_Rounded(), torch.randn(2, 6))

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import operator
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
+from torch.overrides import TorchFunctionMode
 
 from wellnormed.program.dependence import dependence
 from wellnormed.program.errors import OVERWRITES, UncertifiableError
@@ -27,8 +29,11 @@ def record(module: nn.Module, example: Example, shapes: Any = None) -> ExportedP
         example: The arguments of the call.
         shapes: The `dynamic_shapes` of `torch.export.export`.
     """
+    autocast = _Autocast()
     with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # where the exporter prints graphs of its failures
-        program = torch.export.export(module, example, strict=False, dynamic_shapes=shapes)
+        with autocast:
+            program = torch.export.export(module, example, strict=False, dynamic_shapes=shapes)
+        before = _targets(program)
         _refuse_overwriting(program)
         for node in program.graph.nodes:
             if node.target is torch.ops.aten.detach_.default:  # it changes no entries; `torch.tensor` executes it
@@ -44,7 +49,37 @@ def record(module: nn.Module, example: Example, shapes: Any = None) -> ExportedP
         if not variable.isdisjoint(parts):
             others = {node.target for node in program.graph.nodes} - variable  # constants stay as the model makes them
             program = program.run_decompositions({op: rule for op, rule in parts.items() if op not in others})
+    if autocast.active:
+        _refuse_apart(before, _targets(program))
     return program
+
+
+class _Autocast(TorchFunctionMode):
+    """Notes whether any function was called under autocast."""
+
+    active = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.active = self.active or any(map(torch.is_autocast_enabled, _DEVICES))
+        return func(*args, **(kwargs or {}))
+
+
+_DEVICES = ("cpu", "cuda")
+
+
+def _targets(program: ExportedProgram) -> Counter[Any]:
+    """How often each operation is called; regions of autocast are graphs within the graph."""
+    graphs = [each.graph for each in program.graph_module.modules() if isinstance(each, fx.GraphModule)]
+    targets = (node.target for graph in graphs for node in graph.nodes)
+    return Counter(each for each in targets if isinstance(each, torch._ops.OpOverload))
+
+
+def _refuse_apart(before: Counter[Any], after: Counter[Any]) -> None:
+    """Refuse operations that were taken apart into some that autocast converts, which it does not do then."""
+    keys = [f"Autocast{device.upper()}" for device in _DEVICES]
+    if any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for op in after - before for key in keys):
+        apart = ", ".join(map(str, before - after))
+        raise UncertifiableError(f"under autocast {apart} cannot be captured; run it outside, and convert its inputs")
 
 
 @cache

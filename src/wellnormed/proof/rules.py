@@ -136,7 +136,8 @@ def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = 
     radius, largest = shape.growth * x.radius + shape.at_zero * count, shape.growth * x.largest + shape.at_zero
     if shape.ceiling is not None:
         radius, largest = least(radius, shape.ceiling * count), least(largest, shape.ceiling)
-    error = shape.slope * x.error + row.change(0) * (x.radius + x.error)
+    (moved,) = row.change(0)
+    error = shape.slope * x.error + moved * (x.radius + x.error)
     units, beside = ERRORS[function], Decimal(abs(row.how.beside))
     error = error if shape.ceiling is None else least(error, TWO * shape.ceiling * count)
     if any(units):
