@@ -42,7 +42,8 @@ def verify(
         certificate: A certificate, or the path of its file.
         weights: Path of a safetensors file, or name -> tensor or NumPy array, as in the model's state dict. The
             prefixes that `torch.compile` and other wrappers add to names are ignored.
-        original: The same of the original model, for a certificate that `certify(original=...)` made.
+        original: The same of the original model, for a certificate that `certify(original=...)` made. A tensor that it
+            shares with the model may be left out, and is refused if it differs.
 
     Raises:
         CheckError: The file is not intact, a tensor is missing or changed, a claim could not be proved, or a row
@@ -58,14 +59,16 @@ def verify(
             certificate = Certificate.load(certificate)
     except (ValueError, OSError, TypeError) as error:
         raise CheckError(f"not proved: {error}") from error
-    replaced = {own: name for name, own in (certificate.original or {}).items() if own in certificate.tensors}
-    if (original is None) != (certificate.original is None):
-        raise CheckError("original= must be given for a certificate with an original, and for no other")
-    certified = [*(certificate.tensors.keys() - replaced.keys()), *(each.name for each in certificate.promises)]
+    replaced = set((certificate.original or {}).values())
+    if original is None and certificate.original is not None:
+        raise CheckError("the certificate compares the model with an original; pass original=, the original's weights")
+    if original is not None and certificate.original is None:
+        raise CheckError("the certificate has no original; leave out original=, or certify with original=")
+    certified = [*(certificate.tensors.keys() - replaced), *(each.name for each in certificate.promises)]
     tensors = _read(weights, certified)
     if original is not None:
-        theirs = _read(original, list(replaced.values()))
-        tensors |= {own: theirs[name] for own, name in replaced.items() if name in theirs}
+        theirs = _read(original, [name for name in certificate.tensors if name not in replaced])
+        tensors |= {f"original/{name}": tensor for name, tensor in theirs.items()}
     computed = {name: _stored(name, tensor) for name, tensor in certificate.computed.items()}
     return check(certificate.document(), tensors | computed)
 

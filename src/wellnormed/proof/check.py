@@ -158,6 +158,10 @@ def check(certificate: Any, tensors: Mapping[str, Any] | None = None) -> Report:
         for promise in document.promises:
             proof.promise(read(Promise, promise, "the promise"))
         if document.original is not None:
+            for name in document.tensors.keys() - document.original.keys():  # the original has the same tensor
+                given = proof.stored.pop(f"original/{name}", proof.stored[name])
+                same = given.digest == document.tensors[name]
+                require(same, f"{word(f'original/{name}')} is not the certified tensor: its SHA-256 differs")
             proof.compare(document.original)
         for number, content in enumerate(document.rows):
             where = f"row {number}: "
