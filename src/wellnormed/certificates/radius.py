@@ -65,12 +65,14 @@ def _changed_by_rounding(caller: str, certificate: "Certificate") -> float:
 def _gap(caller: str, certificate: "Certificate", logits: Tensor) -> Tensor:
     """The difference of the two largest logits."""
     classes = certificate.rows[-1].shape[-1]
+    if not isinstance(logits, Tensor):
+        raise ValueError(f"{caller}: logits must be a tensor, got {type(logits).__name__}; pass the certified result")
     if not logits.is_floating_point() or not logits.ndim or logits.shape[-1] != classes or classes < 2:
         raise ValueError(
             f"{caller}: logits of shape {tuple(logits.shape)} and {logits.dtype} must be floats, of which the "
             f"last axis has the {classes} entries of the certified result, at least 2"
         )
-    if certificate.execution is not None and torch.finfo(logits.dtype).eps > 2 * _unit_of_the_result(certificate):
+    if torch.finfo(logits.dtype).eps > 2 * _unit_of_the_result(certificate):
         raise ValueError(
             f"{caller}: logits of {logits.dtype} were rounded after the program that the certificate is of; pass what "
             "the program returns, or certify the program that converts it"
@@ -82,11 +84,10 @@ def _gap(caller: str, certificate: "Certificate", logits: Tensor) -> Tensor:
 
 
 def _unit_of_the_result(certificate: "Certificate") -> float:
-    """The largest relative error of one rounding in the dtype of the program's result."""
-    for row in reversed(certificate.rows):
-        if row.operation == "rounding" or row.executed is not None:
-            return float(FORMATS[row.constants["dtype"] if row.executed is None else row.executed.dtype].unit)
-    return 1.0
+    """The largest relative error of one rounding in the dtype of the program's last row that has one."""
+    rows = reversed(certificate.rows)
+    dtypes = (row.constants.get("dtype") if row.executed is None else row.executed.dtype for row in rows)
+    return float(FORMATS[next(filter(None, dtypes))].unit)
 
 
 def _slope_of_a_gap(certificate: "Certificate") -> float:
