@@ -578,6 +578,8 @@ FORGED: list[tuple[Any, ...]] = [
     ("attention", "product is not of wq and wk", {"a.claims.2.tensors": ["tiny", "tiny"],
         "a.claims.2.values": [1e-6] * 2}),
     ("mlp", "its SHA-256 differs", {"document.tensors": {"w": "0" * 64}}),
+    ("mlp", "original/b is not the certified tensor", original(w=I4[:2]) | {"tensors.original/b": np.ones(2),
+        "document.tensors": {"b": Proof({"b": HONEST["mlp"][1]["b"]}).stored["b"].digest}}),
     ("mlp", "there is no input", {"x": [row("x", "constant", "", (1, 4), tensor="c")], "tensors.c": np.ones((1, 4))}),
     ("mlp", "not stored", {"document.fixed": ["mask"]}),
     ("mlp", "last row is not the output", {"out": ...}),
