@@ -185,9 +185,10 @@ def test_settings_that_know_no_entries_are_refused() -> None:
     assert wn.certify(program, original=program, arithmetic="real").change == 0
     with pytest.raises(ValueError, match="a Program if the model is one, got Linear"):
         wn.certify(program, original=model)
-    certificate = wn.certify(model, torch.zeros(1, 3))
-    with pytest.raises(ValueError, match="unchanged: the certificate has no original"):
-        certificate.unchanged(torch.zeros(1, 2))
+    for settings, words in (({}, "has no original"), ({"original": model, "radius": torch.inf}, "arithmetic='real'")):
+        certificate = wn.certify(model, torch.zeros(1, 3), **settings)
+        with pytest.raises(ValueError, match=f"unchanged: .*{words}"):
+            certificate.unchanged(torch.zeros(1, 2))
 
 
 def test_a_learned_bias_of_attention_may_change() -> None:

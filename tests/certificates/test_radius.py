@@ -91,7 +91,7 @@ def test_rounding_is_taken_from_the_gap_twice():
     assert executed.settled(0.5 * logits, against="real").tolist() == [False, False, True, True]
     with pytest.raises(ValueError, match="settled: against='all' is not one of machines, real"):
         executed.settled(logits, against="all")
-    with pytest.raises(ValueError, match="left out"):
+    with pytest.raises(ValueError, match="certify without it"):
         real.settled(logits)
 
 

@@ -35,15 +35,20 @@ def certified_radius(certificate: "Certificate", logits: Tensor, std: float | Se
 def settled(certificate: "Certificate", logits: Tensor, against: str) -> Tensor:
     """See `Certificate.settled`."""
     require_choice("settled: against", against, ("machines", "real"))
+    if certificate.execution is None:
+        raise ValueError("settled: the certificate has arithmetic='real', without rounding; certify without it")
     most = _changed_by_rounding("settled", certificate) / (1 if against == "machines" else 2)
     return _gap("settled", certificate, logits) * (1 - _ROUNDING) > most
 
 
 def unchanged(certificate: "Certificate", logits: Tensor) -> Tensor:
     """See `Certificate.unchanged`."""
+    if certificate.original is None:
+        raise ValueError("unchanged: the certificate has no original; pass certify an original=")
     if (change := certificate.change) is None:
-        words = printing.of_change(certificate.rows, certificate.execution) or "the certificate has no original"
-        raise ValueError(f"unchanged: {words}; pass certify an original=, and arithmetic='real' to leave out rounding")
+        words = printing.of_change(certificate.rows, certificate.execution)
+        remedy = "" if certificate.execution is None else "; certify with arithmetic='real' to leave out rounding"
+        raise ValueError(f"unchanged: {words}{remedy}")
     of_margins = change_of(certificate.rows, certificate.execution, "margin")
     with rounding_up():
         most = float_up(min([root(2) * change.exact, *([] if of_margins is None else [of_margins])]))
@@ -55,7 +60,7 @@ def _changed_by_rounding(caller: str, certificate: "Certificate") -> float:
     if (error := certificate.forward_error) is None:
         raise ValueError(
             f"{caller}: {printing.rounding(certificate)}. For a result in real arithmetic, which no machine executes, "
-            "certify with arithmetic='real'" + " and call certified_radius" * (caller == "settled")
+            "certify with arithmetic='real' and call certified_radius"
         )
     with rounding_up():
         of_margins = [greatest(row, "error") for row in certificate.rows if row.operation == "margin"]
