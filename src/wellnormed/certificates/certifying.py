@@ -190,12 +190,12 @@ def certify(
         def follow(program: Program) -> None:
             others.append(Walk(program, domain, apart=walks[-1].ledger.apart, arithmetic=execution))
             others[-1].ledger.followed = iter(walks[-1].ledger.choices)
-            try:
-                others[-1].run(margins)
-            except UncertifiableError as error:
-                raise UncertifiableError(f"in original=, {error}") from error
+            others[-1].run(margins)
 
-        captured(original, follow)
+        try:
+            captured(original, follow)
+        except UncertifiableError as error:
+            raise UncertifiableError(f"in original=, {error}") from error
         replaced = compare(walks[-1], others[-1])
     return certificate_of(walks[-1], program, comparison, replaced)
 

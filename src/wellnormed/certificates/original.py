@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 from wellnormed.lowering.ledger import Stored
 from wellnormed.lowering.stored import raw_tensor
@@ -82,13 +82,18 @@ def compare(walk: Walk, other: Walk) -> dict[str, str]:
 
 def _require_same_operations(program: Program, other: Program) -> None:
     """Refuse an original with another operation, or another argument of one: rows do not read all, such as masks."""
-    fields = ("name", "target", "args", "kwargs")
     for nodes in zip_longest(program.nodes, other.nodes):
-        ours, theirs = ([node and getattr(node, each) for each in fields] for node in nodes)
-        if str(ours) != str(theirs):
-            raise _differ(str(ours[0]), f"is {theirs}, and in the model {ours}")
+        (name, ours), (other_name, theirs) = (("", "nothing") if node is None else _call(node) for node in nodes)
+        if (name, ours) != (other_name, theirs):
+            raise _differ(name or other_name, f"is {theirs}, and in the model {ours}")
     if program.each_sample != other.each_sample:
         raise _differ("output", f"is of {other!r}, and in the model of {program!r}")
+
+
+def _call(node: fx.Node) -> tuple[str, str]:
+    """The name of a node, and what it computes, in words."""
+    arguments = [str(each) for each in node.args] + [f"{key}={value}" for key, value in node.kwargs.items()]
+    return node.name, f"{node.target}({', '.join(arguments)})" if arguments else str(node.target)
 
 
 def _pairs(
@@ -156,5 +161,6 @@ def _names(row: Row) -> Iterable[str]:
 
 def _differ(name: str, words: str) -> ValueError:
     return ValueError(
-        f"certify: original= must compute the same as the model but for its weights, and its {name!r} {words}"
+        f"certify: original= must compute the same as the model but for its weights, and its {name!r} {words}; "
+        "build both by the same code with the same settings, and load their weights"
     )
