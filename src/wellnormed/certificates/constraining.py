@@ -114,22 +114,19 @@ def constrain(
     numbers = {name: number for name, number in given_numbers.items() if number is not None}
     if len(numbers) > 1:
         raise ValueError("constrain: lipschitz= and largest_logit= are two searches for caps; call it for one of them")
+    asked = {
+        "norm": None if norm == "euclidean" else norm,
+        "move_every": None if move_every == 100 else move_every,
+        "accept_small_range": accept_small_range or None,
+    }
     if not numbers:
-        asked = {
-            "example_input": example_input,
-            "box": box,
-            "output": output,
-            "radius": None if radius == 1 else radius,
-            "norm": None if norm == "euclidean" else norm,
-            "every": None if every == 8 else every,
-            "move_every": None if move_every == 100 else move_every,
-            "accept_small_range": accept_small_range or None,
-        }
-        if unused := [name for name, value in asked.items() if value is not None]:
-            raise ValueError(
-                f"constrain: {', '.join(unused)} belong to lipschitz= or largest_logit=, which are None; pass "
-                "lipschitz=10.0"
-            )
+        asked |= {"example_input": example_input, "box": box, "output": output}
+        asked |= {"radius": None if radius == 1 else radius, "every": None if every == 8 else every}
+    unused = [name for name, value in asked.items() if value is not None]
+    if lipschitz is None and unused:
+        of, remedy = ("", "leave them out") if numbers else (" or largest_logit=", "pass lipschitz=10.0")
+        raise ValueError(f"constrain: {', '.join(unused)} belong to lipschitz={of}, which was not given; {remedy}")
+    if not numbers:
         if constraints is None:
             raise ValueError(
                 "constrain: nothing says what to keep; pass {'*': HardCap(1.0)}, or lipschitz=10.0 and example_input="
@@ -140,5 +137,5 @@ def constrain(
 
     domain = domain_from("constrain", radius, box)
     ((what, most),) = numbers.items()
-    asked = Asked(what, most, example_input, domain, output, norm, every, move_every, accept_small_range)
-    return constrain_to(inner, constraints or {}, norms, prove, asked)
+    search = Asked(what, most, example_input, domain, output, norm, every, move_every, accept_small_range)
+    return constrain_to(inner, constraints or {}, norms, prove, search)
