@@ -60,10 +60,9 @@ def verify(
     except (ValueError, OSError, TypeError) as error:
         raise CheckError(f"not proved: {error}") from error
     replaced = set((certificate.original or {}).values())
-    if original is None and certificate.original is not None:
-        raise CheckError("the certificate compares the model with an original; pass original=, the original's weights")
-    if original is not None and certificate.original is None:
-        raise CheckError("the certificate has no original; leave out original=, or certify with original=")
+    if (original is None) != (certificate.original is None):
+        words = "has no original; leave out original=", "has an original; pass its weights as original="
+        raise CheckError(f"the certificate {words[original is None]}")
     certified = [*(certificate.tensors.keys() - replaced), *(each.name for each in certificate.promises)]
     tensors = _read(weights, certified)
     if original is not None:
