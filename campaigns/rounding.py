@@ -493,9 +493,9 @@ def adverse(written: _Kept, x: Sequence[Tensor], axes: tuple[int, ...], bound: T
         change, most = sum(float((g.abs() * d).sum()) for g, d in pairs), float((bound * only).amax())
         share = change / most if most else MOST * bool(change)
         if share > 1 + FIRST_ORDER:
-            with torch.no_grad():
-                made = Adverse(written, [g.sign() * d for g, d in pairs]).run(*x)
-            moved = _lengths(made - y.detach(), axes)
+            with torch.enable_grad():  # as before, since what needs no gradient counts as a constant
+                made = Adverse(written, [(g.sign() * d).requires_grad_() for g, d in pairs]).run(*x)
+            moved = _lengths((made - y).detach(), axes)
             share = min(share, float(torch.where(moved > 0, moved / bound, 0.0).nan_to_num(0.0).amax()))
         best = max(best, share)
         dummy = torch.zeros_like(y, requires_grad=True)  # twice backward is forward: the change by these errors
