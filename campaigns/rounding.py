@@ -12,7 +12,6 @@ another largest logit, and for settled predictions that differ.
     python -m campaigns.rounding --pairs 480
 """
 
-import argparse
 import io
 import json
 import logging
@@ -36,6 +35,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import wellnormed as wn
+from campaigns.outcomes import parser_of, read
 from campaigns.random_models import draw_model
 from campaigns.random_models.draw import Draw, Layer
 from papers.header import header, write_result
@@ -813,21 +813,12 @@ def summary(outcomes: Sequence[Mapping[str, Any]], searched: Sequence[Mapping[st
     }  # fmt: skip
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    """The outcomes on disk; a line that was cut off does not count."""
-    found = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        with suppress(json.JSONDecodeError):
-            found.append(json.loads(line))
-    return found
-
-
 def _go_on(
     path: Path, count: int, end: float, attack: Callable[[int], dict[str, Any]], again: str
 ) -> list[dict[str, Any]]:
     """Attack the numbers that have no outcome on disk yet; all outcomes. One that ended the process is left out."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    done, begun = {each["number"] for each in _read(path)}, path.with_suffix(".begun")
+    done, begun = {each["number"] for each in read(path)}, path.with_suffix(".begun")
     left_out = set(map(int, begun.read_text().split())) if begun.exists() else set()
     with path.open("a") as file, begun.open("a") as mark:
         file.write("\n" if path.stat().st_size else "")
@@ -841,17 +832,13 @@ def _go_on(
             file.flush()
             if outcome.get("status") in ("beyond", "crashed") or outcome.get("broken"):
                 print(f"{again} {number}: {outcome}", flush=True)
-    return [each for each in _read(path) if each["number"] < count]
+    return [each for each in read(path) if each["number"] < count]
 
 
 def main() -> None:
     """Attack what has no outcome yet, and write the summary."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=int, default=10000, help="numbers 0, ..., MODELS - 1")
+    parser = parser_of(__doc__, 10_000)
     parser.add_argument("--pairs", type=int, default=480, help="so many classifiers")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many; a later run goes on")
-    parser.add_argument("--only", type=int, help="one model, printed in full")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.only is not None:

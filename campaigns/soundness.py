@@ -9,7 +9,6 @@ lies in `runs/soundness/`, so that a campaign goes on where it stopped; the summ
     python -m campaigns.soundness --only 17      # one model, in full
 """
 
-import argparse
 import copy
 import json
 import math
@@ -31,6 +30,7 @@ from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import wellnormed as wn
+from campaigns.outcomes import parser_of, read
 from campaigns.random_models import Drawn, draw_model
 from papers.header import header, write_result
 from wellnormed.certificates import capture
@@ -498,32 +498,16 @@ def table(content: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    """The outcomes on disk; a line that was cut off does not count."""
-    found = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return found
-
-
 def main() -> None:
     """Examine the models that have no outcome yet, and write the summary."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=int, default=5000, help="numbers 0, ..., MODELS - 1")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many; a later run goes on")
-    parser.add_argument("--only", type=int, help="one model, printed in full")
-    options = parser.parse_args()
+    options = parser_of(__doc__, 5000).parse_args()
     torch.set_num_threads(1)
     if options.only is not None:
         print(json.dumps(asdict(examine(draw_model(options.seed, options.only), full=True)), indent=1))
         return
     path, end = PROGRESS / f"seed-{options.seed}.jsonl", time.monotonic() + 60 * options.minutes
     path.parent.mkdir(parents=True, exist_ok=True)
-    done = {each["number"] for each in _read(path)}
+    done = {each["number"] for each in read(path)}
     commit = describe(torch.device("cpu"), 0)["commit"]
     with path.open("a") as file:
         file.write("\n" if path.stat().st_size else "")
@@ -538,7 +522,7 @@ def main() -> None:
                 again = f"python -m campaigns.soundness --seed {options.seed} --only {number}"
                 print(f"{outcome.status}: `{again}`, layers {outcome.layers}\n{outcome.reason}", flush=True)
     command = f"python -m campaigns.soundness --models {options.models} --seed {options.seed}"
-    outcomes = [each for each in _read(path) if each["number"] < options.models]
+    outcomes = [each for each in read(path) if each["number"] < options.models]
     content = summary(outcomes, options.seed, command)
     write_result(RESULTS, content)
     print(table(content))
