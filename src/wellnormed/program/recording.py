@@ -60,11 +60,8 @@ class _Autocast(TorchFunctionMode):
     active = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.active = self.active or any(map(torch.is_autocast_enabled, _DEVICES))
+        self.active = self.active or torch._C._is_any_autocast_enabled()
         return func(*args, **(kwargs or {}))
-
-
-_DEVICES = ("cpu", "cuda")
 
 
 def _targets(program: ExportedProgram) -> Counter[Any]:
@@ -76,7 +73,7 @@ def _targets(program: ExportedProgram) -> Counter[Any]:
 
 def _refuse_apart(before: Counter[Any], after: Counter[Any]) -> None:
     """Refuse operations that were taken apart into some that autocast converts, which it does not do then."""
-    keys = [f"Autocast{device.upper()}" for device in _DEVICES]
+    keys = [key for key in torch._C.DispatchKey.__members__ if key.startswith("Autocast")]
     if any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for op in after - before for key in keys):
         apart = ", ".join(map(str, before - after))
         raise UncertifiableError(f"under autocast {apart} cannot be captured; run it outside, and convert its inputs")
