@@ -4,7 +4,7 @@ Patterns match executed operations, up to copies and conversions that lose no di
 bound in any model, and a module's class is never trusted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,20 @@ def square(x: Any) -> tuple[Op, ...]:
 
 X = Anything("x")
 SQUARE = square(X)
+
+
+def by_family(formulas: Iterable[tuple[Any, Any]]) -> dict[str, list[tuple[Op, Any]]]:
+    """Family of the outermost operation -> the forms of patterns that have it, each with the bound of its pattern."""
+    table: dict[str, list[tuple[Op, Any]]] = {}
+    for pattern, bound in formulas:
+        for form in _forms(pattern):
+            for family in form.families:
+                table.setdefault(family, []).append((form, bound))
+    return table
+
+
+def _forms(pattern: Any) -> list[Op]:
+    return [pattern] if isinstance(pattern, Op) else [form for each in pattern for form in _forms(each)]
 
 
 def match(pattern: Any, node: Any, found: Found, same: Mapping[fx.Node, fx.Node]) -> Found | None:

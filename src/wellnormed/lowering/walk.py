@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from wellnormed.lowering.contractions import CONTRACTIONS, rectified
 from wellnormed.lowering.ledger import Ledger, Stored
-from wellnormed.lowering.matching import match
+from wellnormed.lowering.matching import by_family, match, peel
 from wellnormed.lowering.moves import pick
 from wellnormed.lowering.operations.linear import margin
 from wellnormed.lowering.operations.movement import as_value
@@ -28,7 +28,7 @@ from wellnormed.program.dependence import reached, repeats
 from wellnormed.program.domain import Domain
 from wellnormed.program.errors import DRAWS, UncertifiableError, refusing
 from wellnormed.program.interpreter import Interpreter, is_stored
-from wellnormed.program.operation import PLACING, kind_of, name_of, packet, record_of
+from wellnormed.program.operation import PLACING, family_of, kind_of, name_of, packet, record_of
 from wellnormed.program.places import first_line, owner, place
 from wellnormed.program.program import Program, tensors_of
 from wellnormed.proof import Claim, Promise, Proof, Row
@@ -173,7 +173,7 @@ class Walk(Interpreter):
         attention = attention_of(node, lambda each: isinstance(each, fx.Node) and each in self.dependent)
         if attention is not None:
             return spelled_attention, attention
-        for pattern, bound in (*PATTERNS, *CONTRACTIONS, *SOFTMAXES):
+        for pattern, bound in _FORMULAS.get(family_of(peel(node)), ()):
             if (found := match(pattern, node, {}, self._same)) is not None and found["x"] in self.dependent:
                 return bound, found
         return None
@@ -332,6 +332,7 @@ class Walk(Interpreter):
         return ".".join(filter(None, (owner(node), packet(node)))) if node.op == "call_function" else node.name
 
 
+_FORMULAS = by_family((*PATTERNS, *CONTRACTIONS, *SOFTMAXES))
 _CARRYING = ("move", "copy", "lookup", "affine")
 """Kinds of operations that map NaN to NaN. Unknown entries, which are NaN, may pass through them: a bound that needs
 the result refuses it, and others, such as attention's with a learned bias of its logits, do not need it."""
