@@ -110,7 +110,7 @@ class Certify:
 class Verify:
     """Prove certificate.json again from the weights, and compare its rows with the model; status 1 if it fails.
 
-    If the folder is an export of your model, it does not contain the model's code, so only the proof is checked.
+    If the folder has your own model, it does not contain the model's code, so only the proof is checked.
     """
 
     folder: Run
@@ -118,12 +118,12 @@ class Verify:
     def __call__(self) -> int | None:
         import wellnormed as wn
         from wellnormed.models.exporting import certified
-        from wellnormed.models.files import require_model
+        from wellnormed.models.files import holds_model, require_model
         from wellnormed.proof.__main__ import main as prove
         from wellnormed.proof.decimals import shown
 
         path = self.folder / "certificate.json"
-        if path.exists() and not (self.folder / "config.json").exists():  # an exported model of the user's own
+        if path.exists() and not holds_model(self.folder):  # a model of the user's own
             print("the model's code is not here, so only the proof of the program is checked")
             return prove([str(self.folder)])
         require_model(self.folder)  # another kind of folder needs other advice than a missing certificate

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from wellnormed.certificates import Certificate, CheckError, capture, certify, lower_bound, require_same_model, verify
+from wellnormed.cli import main
 from wellnormed.models import GPT, GPTConfig, export
 from wellnormed.nn import HeadProjection, Rotary
 from wellnormed.program import Program
+from wellnormed.proof import check
 
 
 @cache
@@ -146,6 +149,29 @@ def test_missing_and_changed_tensors_fail_and_added_ones_are_left_out() -> None:
     verify(certificate, {**model.state_dict(), "more": torch.zeros(1)})
     with pytest.raises(CheckError, match="weights must be a path or a state dict, got int; pass either"):
         verify(certificate, 3)
+
+
+@pytest.mark.parametrize("left_out", ["0.weight", "1.weight"])
+def test_a_file_may_have_a_tied_tensor_under_one_of_its_names(left_out: str, tmp_path: Path) -> None:
+    model, tokens = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5)), torch.zeros(1, 3, dtype=torch.long)
+    model[1].weight = model[0].weight
+    certificate, file = certify(model, tokens), tmp_path / "model.safetensors"
+    certificate.save(tmp_path / "certificate.json")
+    (tmp_path / "config.json").write_text('{"model_type": "of another library"}')
+    state = {name: tensor for name, tensor in model.state_dict().items() if name != left_out}
+
+    def checks() -> tuple[Callable[[], object], ...]:
+        save_file(state, file)
+        return lambda: verify(certificate, state), lambda: verify(certificate, file), lambda: check(tmp_path)
+
+    for each in checks():
+        assert each() == verify(certificate, model.state_dict())
+    assert main(["verify", str(tmp_path)]) == 0
+    state |= {name: tensor + 1 for name, tensor in state.items() if name.endswith("weight")}
+    for each in checks():
+        with pytest.raises(CheckError, match=r"there is no stored tensor '.\.weight', nor one of its digest|SHA-256"):
+            each()
+    assert main(["verify", str(tmp_path)]) == 1
 
 
 def test_a_certificate_is_of_one_model() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import wellnormed as wn
-from wellnormed.certificates import UncertifiableError, number_formats, verify
+from wellnormed.certificates import CheckError, UncertifiableError, number_formats, verify
 from wellnormed.certificates.promising import promise_of
 from wellnormed.constraints import EntryCap
 from wellnormed.models import GPTConfig, build
@@ -422,6 +422,9 @@ def test_gains_biases_and_positions_within_caps(name, tmp_path):
     always.save(tmp_path / "certificate.json")
     report = verify(tmp_path / "certificate.json", model.state_dict())
     assert float(report.lipschitz) == pytest.approx(always.lipschitz)
+    without = {key: tensor for key, tensor in model.state_dict().items() if key != always.promises[0].name}
+    with pytest.raises(CheckError, match="of which a cap is promised"):
+        verify(always, without)
     push(model, optimizer, x, 2)
     now = wn.certify(model, x)
     assert now.lipschitz <= always.lipschitz * (1 + 1e-9)

@@ -15,7 +15,7 @@ from wellnormed.proof import CheckError, Report
 
 WITHOUT = {
     "Without it Python or NumPy fails, which `check` turns into a refusal. It says so in a sentence.": """
-        check: name in proof.stored
+        check: found is not None
         check: len(inputs) > 0
         claims: claim.measure in MEASURES
         claims: count == 1 + (measure == 'product')

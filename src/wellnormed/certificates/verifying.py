@@ -41,7 +41,8 @@ def verify(
     Args:
         certificate: A certificate, or the path of its file.
         weights: Path of a safetensors file, or name -> tensor or NumPy array, as in the model's state dict. The
-            prefixes that `torch.compile` and other wrappers add to names are ignored.
+            prefixes that `torch.compile` and other wrappers add to names are ignored, and a tensor that is missing may
+            have another name, as tied weights do in the files of `transformers`: its digest is then the certified one.
         original: The same of the original model, for a certificate that `certify(original=...)` made. A tensor that it
             shares with the model may be left out, and is refused if it differs.
 
@@ -65,6 +66,11 @@ def verify(
         raise CheckError(f"the certificate {words[original is None]}")
     certified = [*(certificate.tensors.keys() - replaced), *(each.name for each in certificate.promises)]
     tensors = _read(weights, certified)
+    for each in certificate.promises:  # of which the kernel has no digest: it proves whatever weights are within caps
+        if each.name not in tensors:
+            raise CheckError(
+                f"there is no stored tensor {each.name!r}, of which a cap is promised; pass model.state_dict()"
+            )
     if original is not None:
         theirs = _read(original, [name for name in certificate.tensors if name not in replaced])
         tensors |= {f"original/{name}": tensor for name, tensor in theirs.items()}
@@ -79,7 +85,8 @@ def _read(weights: Mapping[str, Any] | str | os.PathLike[str], certified: Sequen
     if not isinstance(weights, Mapping):
         raise CheckError(f"weights must be a path or a state dict, got {type(weights).__name__}; pass either")
     named = _renamed({str(name): value for name, value in weights.items()}, certified)
-    return {name: _stored(name, named[name]) for name in certified if name in named}
+    needed = certified if named.keys() >= {*certified} else named  # a missing tensor may have another name
+    return {name: _stored(name, named[name]) for name in needed}
 
 
 def require_same_model(

@@ -101,6 +101,12 @@ def require_model(folder: str | Path) -> None:
         raise ValueError(f"{folder / 'config.json'} is missing; {_REMEDY}")
 
 
+def holds_model(folder: Path) -> bool:
+    """Whether a folder has a config of wellnormed, which states its format, and not none or one of another library."""
+    path = folder / "config.json"
+    return path.exists() and "format" in read_json(path, _REMEDY)
+
+
 def read_config(folder: str | Path) -> dict[str, Any]:
     """Read the config of a run or export; a missing or damaged one, or another format, is a `ValueError`."""
     folder = Path(folder)

@@ -152,7 +152,10 @@ def check(certificate: Any, tensors: Mapping[str, Any] | None = None) -> Report:
         document = read(Document, certificate, "the certificate")
         proof = Proof(tensors, document.execution)
         for name, digest in [*document.tensors.items(), *document.computed.items()]:
-            require(name in proof.stored, f"there is no stored tensor {name!r}")
+            if name not in proof.stored:  # as in a file that has a tied tensor under another of its names
+                found = next((each for each in proof.stored.values() if each.digest == digest), None)
+                require(found is not None, f"there is no stored tensor {name!r}, nor one of its digest")
+                proof.store(name, found)
             same = proof.stored[name].digest == digest
             require(same, f"{word(name)} is not the certified tensor: its SHA-256 differs")
         for promise in document.promises:
@@ -199,6 +202,8 @@ def conclude(certificate: Document, proof: Proof) -> Report:
         require(proof.arithmetic == certificate.execution, "it is of another arithmetic")
         require(fault == certificate.unbounded_at, f"rounding errors have no bound at {word(fault)!r} first")
         require(set(fixed) <= proof.stored.keys(), "an input that it fixes is not stored")
+        named = proof.arrays.keys() | proof.promises.keys() | {*fixed}
+        read = {id(each) for name, each in proof.stored.items() if name in named}  # one tensor may have several names
         rounds: dict[str, tuple[str, ...]] = {}
         for row in (each for each in proof.rows.values() if each.operation == "rounding"):
             rounds[row.constants["dtype"]] = (*rounds.get(row.constants["dtype"], ()), row.name)
@@ -222,7 +227,7 @@ def conclude(certificate: Document, proof: Proof) -> Report:
             promises=tuple(map(str, proof.promises.values())),
             rows=len(proof.rows),
             claims=len(proof.proved),
-            unused=tuple(sorted(proof.stored.keys() - proof.arrays.keys() - proof.promises.keys() - {*fixed})),
+            unused=tuple(sorted(name for name, each in proof.stored.items() if id(each) not in read)),
         )
 
 
