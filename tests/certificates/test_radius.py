@@ -130,3 +130,32 @@ def test_what_is_refused(change, says):
         certificate = wn.certify(_classifier(), torch.zeros(1, 3, 2, 2), arithmetic=arithmetic)
         with pytest.raises(ValueError, match=says):
             certificate.certified_radius(**{"logits": torch.zeros(2, 5)} | change)
+
+
+def test_classes_of_pixels_lie_along_an_axis_that_is_stated():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 5, 1))
+    x = torch.randn(64, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+    certificate, logits = wn.certify(model, x, original=model, box=(-5, 5)), model(x).detach()
+    for call in (certificate.settled, certificate.certified_radius, certificate.unchanged):
+        found = call(logits, dim=1)
+        assert found.shape == (64, 6, 6)
+        assert torch.equal(found, call(logits, dim=-3))
+        assert torch.equal(found[:2], call(logits[:2], dim=1))
+        for dim, says in ((None, r"axes \(1, 2, 3\), .* pass dim="), (0, "dim=0"), (4, "dim=4")):
+            with pytest.raises(ValueError, match=says):
+                call(logits, dim=dim)
+        with pytest.raises(ValueError, match="axis -3 has the 5 entries"):
+            call(logits.movedim(1, -1), dim=1)
+    gap = logits.double().topk(2, dim=1).values
+    settled = gap[:, 0] - gap[:, 1] > 2 * math.sqrt(2) * certificate.forward_error
+    assert torch.equal(certificate.settled(logits, dim=1), settled)
+    assert 0 < settled.float().mean() < 1
+
+
+def test_margins_are_of_the_last_axis_alone():
+    model, x = nn.Linear(3, 2), torch.randn(4, 5, 6, 3, generator=torch.Generator().manual_seed(1))
+    plain, with_margin = (wn.certify(model, x, margins=each, arithmetic="real") for each in (False, True))
+    radii = [[each.certified_radius(model(x), dim=dim) for each in (plain, with_margin)] for dim in (-1, -2)]
+    assert bool((radii[0][0] < radii[0][1]).all())
+    assert torch.equal(*radii[1])

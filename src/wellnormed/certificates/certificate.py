@@ -161,7 +161,7 @@ class Certificate:
         rows = [row for row in self.rows if row.operation == "margin"]
         return Bound(slope(rows[0], entries_of(self.rows, "euclidean"))) if rows else None
 
-    def certified_radius(self, logits: Tensor, std: float | Sequence[float] = 1.0) -> Tensor:
+    def certified_radius(self, logits: Tensor, std: float | Sequence[float] = 1.0, *, dim: int | None = None) -> Tensor:
         """How far the input may move, in the Euclidean norm, while the largest logit stays the largest.
 
         No input of the certificate's domain within this distance is classified otherwise; certify with
@@ -172,18 +172,22 @@ class Certificate:
         0. The radius does not say whether the class is correct.
 
         Args:
-            logits: Results of the certified program, `(..., classes)`, in its dtype or a wider one.
+            logits: Results of the certified program, `(..., classes)` unless `dim` says otherwise, in its dtype or a
+                wider one.
             std: The number by which the pixels were divided *before* the model, or one for each channel: the radius is
                 then in pixels of the channel with the smallest. A model whose first operation standardises its input
                 needs none, and its radius is larger.
+            dim: The axis of classes of the certified result. It is needed where a group of the result, as `norms`
+                states it, extends along several axes: a class for each pixel of an image lies along `dim=1`.
 
         Returns:
-            Float64, `(...)`: the Euclidean length of a change of the whole sample, or of each token; with several
-            inputs, of a group of each.
+            Float64, of the shape of the logits without the axis of classes: the Euclidean length of a change of the
+            whole sample, or of each token; with several inputs, of a group of each.
 
         Raises:
-            ValueError: The logits have another shape or fewer digits than the program's, or are not finite; std is not
-                positive; or the rounding errors have no bound, and `certify` was not asked for `arithmetic="real"`.
+            ValueError: The logits have another shape or fewer digits than the program's, or are not finite; `dim` is
+                needed or no axis of groups; std is not positive; or the rounding errors have no bound, and `certify`
+                was not asked for `arithmetic="real"`.
 
         Example:
             >>> import torch, wellnormed as wn
@@ -194,23 +198,26 @@ class Certificate:
             >>> certificate.certified_radius(model(x))  # (1, 1) is the nearest input with a tie, at sqrt(2)
             tensor([1.4142, 0.0000], dtype=torch.float64)
         """
-        return certified_radius(self, logits, std)
+        return certified_radius(self, logits, std, dim)
 
-    def settled(self, logits: Tensor, against: Literal["machines", "real"] = "machines") -> Tensor:
+    def settled(
+        self, logits: Tensor, against: Literal["machines", "real"] = "machines", *, dim: int | None = None
+    ) -> Tensor:
         """Which predictions no machine, batch, kernel or order of sums can change: a boolean tensor `(...)`.
 
         The largest executed logit leads by more than `2 sqrt(2) forward_error`, which is the most by which two
         executions of the program, in the arithmetic that the certificate states, change the difference of two logits.
 
         Args:
-            logits: Results of the certified program, `(..., classes)`, executed on inputs of the domain, in its dtype
-                or a wider one.
+            logits: Results of the certified program, `(..., classes)` unless `dim` says otherwise, executed on inputs
+                of the domain, in its dtype or a wider one.
             against: With `"real"`, which predictions are those of the function in real arithmetic: half of the lead
                 shows it. Then other machines agree that compute what is not settled in more digits.
+            dim: The axis of classes, as for `certified_radius`.
 
         Raises:
-            ValueError: The logits have another shape or fewer digits than the program's, or are not finite; the
-                rounding errors have no bound; or `against` is neither word.
+            ValueError: The logits have another shape or fewer digits than the program's, or are not finite; `dim` is
+                needed or no axis of groups; the rounding errors have no bound; or `against` is neither word.
 
         Example:
             >>> import torch, wellnormed as wn
@@ -218,9 +225,9 @@ class Certificate:
             >>> certificate.settled(torch.tensor([[0.5, 0.25], [0.5, 0.5 + 1e-7]]))
             tensor([ True, False])
         """
-        return settled(self, logits, against)
+        return settled(self, logits, against, dim)
 
-    def unchanged(self, logits: Tensor) -> Tensor:
+    def unchanged(self, logits: Tensor, *, dim: int | None = None) -> Tensor:
         """Which predictions are the original model's, too: a boolean tensor `(...)`; see `certify(original=...)`.
 
         The largest logit leads by more than `sqrt(2) change`, or, with `margins=True`, by more than the distances of
@@ -228,11 +235,12 @@ class Certificate:
 
         Args:
             logits: Results of the certified program or of the original, as for `settled`.
+            dim: The axis of classes, as for `certified_radius`.
 
         Raises:
             ValueError: As for `settled`; or there is no original, or no bound of the change.
         """
-        return unchanged(self, logits)
+        return unchanged(self, logits, dim)
 
     @property
     def largest_logit(self) -> Bound | None:
