@@ -78,10 +78,12 @@ def test_save_and_load(tmp_path: Path) -> None:
     certificate = small()[1].with_lower_bound(0.01)
     certificate.save(tmp_path / "certificate.json")
     loaded = Certificate.load(tmp_path / "certificate.json")
-    assert loaded.document() == certificate.document()
+    assert loaded == certificate == copy.deepcopy(certificate) != small()[1]
     assert str(loaded) == str(certificate)
     assert loaded.computed.keys() == certificate.computed.keys() != set()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["certificate.json", "certificate.safetensors"]
+    computed = {name: tensor + 1 for name, tensor in certificate.computed.items()}
+    assert dataclasses.replace(certificate, computed=computed) != certificate
     matrix()[1].save(tmp_path / "certificate.json")  # which has no computed tensors
     assert [path.name for path in tmp_path.iterdir()] == ["certificate.json"]
 

@@ -33,20 +33,20 @@ _DAMAGE = (
 """The errors in which reading a damaged document ends."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Certificate:
     """A Lipschitz bound with everything needed to derive it again.
 
     For all inputs `x`, `y` of the domain, `norm(f(x) - f(y)) <= lipschitz * norm(x - y)`. Both norms are the largest
     Euclidean norm over groups of entries: over the tokens of a sequence, or over whole images. Made by `certify`;
-    `verify` proves one again from stored weights.
+    `verify` proves one again from stored weights. Certificates are equal if their files are.
     """
 
     rows: tuple[Row, ...]
     """One row per operation, in order of execution; the last one is the model's output."""
     tensors: dict[str, str]
     """Name of every stored tensor that the result depends on -> SHA-256 over its dtype, shape and bytes."""
-    computed: dict[str, Tensor] = field(repr=False, compare=False)
+    computed: dict[str, Tensor]
     """Tensors that the certificate's file contains because the model's state dict does not: those that the model
     computes, such as rotary tables, and the fixed inputs."""
     promises: tuple[Promise, ...] = ()
@@ -59,7 +59,7 @@ class Certificate:
     """Whether the bound holds for each sample of a batch of any size; if not, for inputs of these shapes as a whole."""
     comparison: Comparison | None = None
     """How the model's code was compared with the certified program; not part of the proof."""
-    program: Program | None = field(default=None, repr=False, compare=False)
+    program: Program | None = None
     """The certified program, a function of the example's tensors that shares the model's weights. None in a certificate
     that was read from a file; `export` writes the program."""
     lower_bound: float | None = None
@@ -389,6 +389,9 @@ class Certificate:
     def statement(self) -> str:
         """What is proved, how the model's code was compared with the proved program, and what was not compared."""
         return printing.statement(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self.text() == other.text() if isinstance(other, Certificate) else NotImplemented
 
     def __str__(self) -> str:
         return printing.table(self)
