@@ -12,11 +12,8 @@ lies in `runs/soundness/`, so that a campaign goes on where it stopped; the summ
 import copy
 import json
 import math
-import re
 import sys
 import time
-import traceback
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -30,7 +27,7 @@ from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import wellnormed as wn
-from campaigns.outcomes import parser_of, read
+from campaigns import outcomes
 from campaigns.random_models import Drawn, draw_model
 from papers.header import header, write_result
 from wellnormed.certificates import capture
@@ -40,14 +37,12 @@ from wellnormed.certificates.sizes import largest_rms
 from wellnormed.lowering.axes import inner_axes
 from wellnormed.lowering.walk import Walk, walked
 from wellnormed.program.domain import default_axes
-from wellnormed.program.errors import UncertifiableError
 from wellnormed.program.operation import name_of
 from wellnormed.program.program import Program
 from wellnormed.proof import Bounds
 from wellnormed.proof.decimals import float_up
 from wellnormed.proof.gather import gather
 from wellnormed.proof.value import Base, Value
-from wellnormed.train.environment import describe
 
 ROUNDING = 1e-9
 """Relative share of a measured number that float64 may have added to it: as in `certificates.search`."""
@@ -155,24 +150,18 @@ def _limit(node: fx.Node, primitive: str, shape: Sequence[int], axes: Sequence[i
 
 
 @dataclass
-class Outcome:
+class Outcome(outcomes.Outcome):
     """The outcome of one model."""
 
-    number: int
-    layers: tuple[str, ...]
-    radius: float
     status: str = "sound"
     """Or `violated`, `not proved` (of a certificate that the checker refuses), `refused`, `not finite`, `crashed`."""
-    reason: str = ""
     share: float | None = None
     """The share of the proved Lipschitz constant that a search found."""
     verified: bool = False
-    seconds: float = 0.0
     shares: list[tuple[str, str, float, float]] = field(default_factory=list)
     """Executed operation, primitive, and the largest shares of its bounds on gain and norm that were met."""
     logit_share: float | None = None
     """The share of the proved largest logit that occurred."""
-    commit: str | None = None
 
 
 class Measurement:
@@ -374,18 +363,12 @@ def examine(drawn: Drawn, full: bool = False) -> Outcome:
         drawn: The model.
         full: Print its layers, rows and the largest share of every bound.
     """
-    outcome, start = Outcome(drawn.number, drawn.layers, drawn.radius), time.perf_counter()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    outcome = Outcome(drawn.number, drawn.layers, drawn.radius)
+    with outcome.recorded():
+        try:
             _attack(drawn, outcome, full)
-    except UncertifiableError as error:
-        outcome.status, outcome.reason = "refused", _reason(str(error))
-    except FloatingPointError as error:  # nothing can be compared
-        outcome.status, outcome.reason = "not finite", str(error)
-    except Exception:  # any error belongs in the list of failures
-        outcome.status, outcome.reason = "crashed", traceback.format_exc().replace(f"{Path.cwd()}/", "")
-    outcome.seconds = round(time.perf_counter() - start, 3)
+        except FloatingPointError as error:  # nothing can be compared
+            outcome.status, outcome.reason = "not finite", str(error)
     return outcome
 
 
@@ -420,18 +403,11 @@ def _attack(drawn: Drawn, outcome: Outcome, full: bool) -> None:
         outcome.status, outcome.reason = "violated", "\n".join(measured.violations[:20])
 
 
-def _reason(message: str) -> str:
-    """A refusal without names and numbers."""
-    operation = re.match(r"operation `(.+?)`", message)
-    text = re.sub(r"[-+]?\d[\d.e+-]*", "#", message.rpartition("`: ")[2] or message).partition(";")[0][:100]
-    return f"`{operation[1]}`: {text}" if operation else text
-
-
-def summary(outcomes: Sequence[Mapping[str, Any]], seed: int, command: str) -> dict[str, Any]:
+def summary(attacked: Sequence[Mapping[str, Any]], seed: int, command: str) -> dict[str, Any]:
     """The content of `results/soundness.json`."""
-    status = Counter(each["status"] for each in outcomes)
+    status = Counter(each["status"] for each in attacked)
     shares: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for each in outcomes:
+    for each in attacked:
         best: dict[tuple[str, str], tuple[float, float]] = {}
         for operation, primitive, gain, radius in each["shares"]:
             for key in (("primitive", primitive), ("operation", operation)):
@@ -456,76 +432,42 @@ def summary(outcomes: Sequence[Mapping[str, Any]], seed: int, command: str) -> d
         }
         for (kind, name), found in sorted(shares.items())
     ]
-    layers = Counter(layer for each in outcomes for layer in each["layers"])
+    layers = Counter(layer for each in attacked for layer in each["layers"])
     return {
         **header(command, seed),
         "config": {"verified_one_of": VERIFIED, "rounding": ROUNDING},
-        "commits_of_models": sorted({str(each["commit"]) for each in outcomes}),
-        "models": len(outcomes),
+        "commits_of_models": sorted({str(each.get("commit")) for each in attacked}),
+        "models": len(attacked),
         "sound": status["sound"],
-        "violations": [each for each in outcomes if each["status"] == "violated"],
-        "not_proved": [each for each in outcomes if each["status"] == "not proved"],
-        "crashes": [each for each in outcomes if each["status"] == "crashed"],
+        "violations": [each for each in attacked if each["status"] == "violated"],
+        "not_proved": [each for each in attacked if each["status"] == "not proved"],
+        "crashes": [each for each in attacked if each["status"] == "crashed"],
         "not_finite": status["not finite"],
         "refused": status["refused"],
-        "refusals": dict(Counter(each["reason"] for each in outcomes if each["status"] == "refused").most_common()),
-        "verified": sum(each["verified"] for each in outcomes),
-        "seconds": round(sum(each["seconds"] for each in outcomes), 1),
+        "refusals": dict(Counter(each["reason"] for each in attacked if each["status"] == "refused").most_common()),
+        "verified": sum(each["verified"] for each in attacked),
+        "seconds": round(sum(each["seconds"] for each in attacked), 1),
         "layers_drawn": dict(layers.most_common()),
         "rows": rows,
     }
 
 
-def table(content: Mapping[str, Any]) -> str:
-    """The summary in Markdown."""
-    lines = [
-        f"{content['models']} models in {content['seconds']:.0f} s: {content['sound']} sound, "
-        f"{len(content['violations'])} violations, {len(content['not_proved'])} not proved by the checker, "
-        f"{len(content['crashes'])} crashes, {content['refused']} refused, {content['not_finite']} beyond float64; "
-        f"{content['verified']} certificates verified.",
-        "",
-        "| | name | models | best share of the bound | median | best share of the norm |",
-        "|---|---|--:|--:|--:|--:|",
-    ]
-    for row in sorted(content["rows"], key=lambda row: (row["kind"], row["best_share"])):
-        norm = "" if row["best_share_of_norm"] is None else f"{row['best_share_of_norm']:.3f}"
-        lines.append(
-            f"| {row['kind']} | {row['name']} | {row['models']} | {row['best_share']:.3f} | "
-            f"{row['median_share']:.3f} | {norm} |"
-        )
-    lines += ["", "| refused because | models |", "|---|--:|"]
-    lines += [f"| {reason} | {count} |" for reason, count in content["refusals"].items()]
-    return "\n".join(lines)
-
-
 def main() -> None:
     """Examine the models that have no outcome yet, and write the summary."""
-    options = parser_of(__doc__, 5000).parse_args()
+    options = outcomes.parser_of(__doc__, 5000).parse_args()
     torch.set_num_threads(1)
     if options.only is not None:
         print(json.dumps(asdict(examine(draw_model(options.seed, options.only), full=True)), indent=1))
         return
     path, end = PROGRESS / f"seed-{options.seed}.jsonl", time.monotonic() + 60 * options.minutes
-    path.parent.mkdir(parents=True, exist_ok=True)
-    done = {each["number"] for each in read(path)}
-    commit = describe(torch.device("cpu"), 0)["commit"]
-    with path.open("a") as file:
-        file.write("\n" if path.stat().st_size else "")
-        for number in range(options.models):
-            if number in done or time.monotonic() > end:
-                continue
-            outcome = examine(draw_model(options.seed, number))
-            outcome.commit = commit
-            file.write(json.dumps(asdict(outcome)) + "\n")
-            file.flush()
-            if outcome.status in ("violated", "not proved", "crashed"):
-                again = f"python -m campaigns.soundness --seed {options.seed} --only {number}"
-                print(f"{outcome.status}: `{again}`, layers {outcome.layers}\n{outcome.reason}", flush=True)
+    failures = ("violated", "not proved", "crashed")
+    attacked = outcomes.go_on(
+        path, options.models, end, lambda number: examine(draw_model(options.seed, number)), failures
+    )
     command = f"python -m campaigns.soundness --models {options.models} --seed {options.seed}"
-    outcomes = [each for each in read(path) if each["number"] < options.models]
-    content = summary(outcomes, options.seed, command)
+    content = summary(attacked, options.seed, command)
     write_result(RESULTS, content)
-    print(table(content))
+    print({key: content[key] for key in ("models", "sound", "refused", "violations", "not_proved", "crashes")})
 
 
 if __name__ == "__main__":

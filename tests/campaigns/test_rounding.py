@@ -4,7 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from campaigns.rounding import Case, draw_case, examine, pairs, summary
+from campaigns.random_models import Drawn
+from campaigns.rounding.__main__ import summary
+from campaigns.rounding.attack import examine
+from campaigns.rounding.cases import draw_case
+from campaigns.rounding.pairs import pairs
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.proof import arithmetic, functions
 
@@ -19,7 +23,7 @@ def test_nothing_executed_lies_beyond_the_certified_error(number: int) -> None:
 
 def test_errors_that_are_too_small_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     silu, linear = (
-        Case(1, model, torch.zeros(1, 32), 1.0, ("alone",)) for model in (nn.SiLU(), nn.Linear(32, 4, bias=False))
+        Drawn(1, model, torch.zeros(1, 32), 1.0, ("alone",)) for model in (nn.SiLU(), nn.Linear(32, 4, bias=False))
     )
     assert examine(silu).status == examine(linear).status == "within"
     monkeypatch.setitem(functions.ERRORS, "silu", (0, 0, 0))
@@ -29,8 +33,8 @@ def test_errors_that_are_too_small_are_found(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_no_pair_within_a_radius_has_two_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     found = pairs(1)
-    assert not found["broken"]
-    assert 1 < found["least"] < 1.1
+    assert not found.broken
+    assert 1 < found.least < 1.1
     radius = Certificate.certified_radius
     monkeypatch.setattr(Certificate, "certified_radius", lambda self, logits: 1.1 * radius(self, logits))
-    assert pairs(1)["broken"] == ["radius"]
+    assert pairs(1).broken == ["radius"]

@@ -3,7 +3,7 @@
 import pytest
 
 from campaigns.random_models import LAYERS, draw_model
-from campaigns.soundness import examine, summary, table
+from campaigns.soundness import examine, summary
 from wellnormed.proof import functions
 
 
@@ -12,9 +12,7 @@ def test_no_search_exceeds_a_bound(number):
     outcome = examine(draw_model(0, number))
     assert outcome.status == "sound", outcome.reason
     assert 0 <= outcome.share <= 1 + 1e-9
-    content = summary([vars(outcome)], 0, "")
-    assert content["sound"] == 1
-    assert table(content).startswith("1 models")
+    assert summary([vars(outcome)], 0, "")["sound"] == 1
 
 
 def test_a_bound_that_is_too_small_is_found(monkeypatch):

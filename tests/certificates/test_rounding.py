@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wellnormed as wn
-from campaigns.rounding import ORDERS, Reordered
+from campaigns.rounding.executions import ORDERS, Reordered
 from campaigns.ulps import FUNCTIONS, floats, share
 from tests.proof.models import Function, small
 from wellnormed.certificates import Arithmetic

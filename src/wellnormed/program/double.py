@@ -20,23 +20,8 @@ aten = torch.ops.aten
 
 def doubled(program: "Program") -> "Program":
     """The program that `Program.double` returns."""
-    writing = _Writing(program)
-    result = program.result
-    needed = reached(result, lambda node: () if node in writing.variables else node.all_input_nodes)
-    for node in dict.fromkeys(writing.same[each] for each in writing.variables):
-        writing.add_variable(node)
-    for node in program.nodes:
-        if node in needed and node not in writing.copies:
-            writing.add(node)
-    if not writing.inputs:
-        raise UncertifiableError(
-            "nothing of the input is a variable: pass an example with floats, or integers that go into an embedding"
-        )
-    example = result.meta["val"]
-    if not isinstance(example, Tensor) or not example.is_floating_point():
-        raise UncertifiableError("the model's result is not a tensor of floats, so it has no gain")
-    writing.graph.output(writing.given(result))
-    writing.graph.lint()
+    writing = Writing(program)
+    writing.finish()
     module = fx.GraphModule(writing.constants, writing.graph, "Double")
     tensors = tuple(tensor for _, tensor in writing.inputs.values())
     return replace(
@@ -46,7 +31,7 @@ def doubled(program: "Program") -> "Program":
     )  # fmt: skip
 
 
-class _Writing:
+class Writing:
     """The float64 graph under construction."""
 
     def __init__(self, program: "Program") -> None:
@@ -58,6 +43,25 @@ class _Writing:
         self.inputs: dict[str, tuple[str, Tensor]] = {}
         self.constants: dict[str, Tensor] = {}
         self.signals: set[str] = set()
+
+    def finish(self) -> None:
+        """Add all that the result needs, and the result."""
+        result = self.program.result
+        needed = reached(result, lambda node: () if node in self.variables else node.all_input_nodes)
+        for node in dict.fromkeys(self.same[each] for each in self.variables):
+            self.add_variable(node)
+        for node in self.program.nodes:
+            if node in needed and node not in self.copies:
+                self.add(node)
+        if not self.inputs:
+            raise UncertifiableError(
+                "nothing of the input is a variable: pass an example with floats, or integers that go into an embedding"
+            )
+        example = result.meta["val"]
+        if not isinstance(example, Tensor) or not example.is_floating_point():
+            raise UncertifiableError("the model's result is not a tensor of floats, so it has no gain")
+        self.graph.output(self.given(result))
+        self.graph.lint()
 
     def add_variable(self, node: fx.Node) -> None:
         """Add an input that replaces a float input, or a lookup with its table and index."""
