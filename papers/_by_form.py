@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from matplotlib.figure import Figure
 
-from papers._experiment import Verdict
+from papers._experiment import Verdict, between
 from papers._figures import legend_below, panels
 from papers._table import Row
 from papers._tokens import byte_corpus, results
@@ -180,7 +180,7 @@ def verdicts(rows: Sequence[Row]) -> list[Verdict]:
                 best = min(peers, key=lambda peer: peers[peer])
                 above = fmean(losses[name]) - peers[best]
                 why = f"{above:+.3f} beside {best}, the best peer here"
-            interval = f"loss {min(losses[name]):.3f} to {max(losses[name]):.3f}"
+            interval = f"loss {between(losses[name])}"
             what = f"{name}; {tokens} times the tokens, context {length}"
             lines.append(Verdict(what, "-", ", ".join(words), interval, len(losses[name]), "measured", why))
     return lines

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from statistics import fmean
 from typing import Any, Literal
 
 from matplotlib.figure import Figure
@@ -42,9 +43,28 @@ class Verdict:
     why: str = ""
     """Why a number is not reached, or in what the setting differs from the paper's."""
 
+    @classmethod
+    def of(
+        cls, what: str, published: str, values: Sequence[float], verdict: Any = "measured", why: str = "",
+        *, digits: str = ".3f", ours: str = "",
+    ) -> "Verdict":  # fmt: skip
+        """The line of one result of several runs: by default their mean, and from the least to the largest."""
+        ours = ours or f"{fmean(values):{digits}}"
+        return cls(what, published, ours, between(values, digits), len(values), verdict, why)
+
     def measured(self) -> "Verdict":
         """The line of a run whose setting is not the paper's: nothing is judged."""
         return replace(self, published="-", verdict="measured", why="")
+
+
+def between(values: Sequence[float], digits: str = ".3f") -> str:
+    """From the least to the largest of some values.
+
+    Example:
+        >>> between([0.5, 0.25, 1.0], ".2f")
+        '0.25 to 1.00'
+    """
+    return f"{min(values):{digits}} to {max(values):{digits}}"
 
 
 @dataclass(frozen=True)

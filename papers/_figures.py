@@ -1,6 +1,8 @@
 """The look that the figures under `results/` share."""
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -14,6 +16,26 @@ def panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) ->
     for axis in axes.flat:
         axis.grid(alpha=0.3)
     return figure, axes
+
+
+def draw_band(
+    axis: Any, values: Mapping[Any, Sequence[float]], style: str = "-", *, middle: Callable[[Any], float] = fmean,
+    alpha: float = 0.2, edge: float | None = None, **line: Any,
+) -> None:  # fmt: skip
+    """A line through the means, and a band from the least to the largest, of the values at every place.
+
+    Args:
+        axis: Where it is drawn.
+        values: Place -> values, such as those of the seeds; places in order.
+        style: The line's, as matplotlib has it.
+        middle: In the place of the mean.
+        alpha: The band's.
+        edge: The width of the band's edges.
+        line: Further settings of the line, of which the band has the colour.
+    """
+    (drawn,) = axis.plot(list(values), list(map(middle, values.values())), style, **line)
+    low, high = (list(map(end, values.values())) for end in (min, max))
+    axis.fill_between(list(values), low, high, color=drawn.get_color(), alpha=alpha, linewidth=edge)
 
 
 def legend_below(figure: Figure, title: str) -> None:

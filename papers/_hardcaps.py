@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from papers import published_matrix
+from papers._figures import draw_band
 from wellnormed.matrix import spectral_hardcap
 
 METHODS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -33,7 +34,6 @@ def draw(axis: Any, points: Mapping[str, Iterable[tuple[float, float | None]]]) 
             if y:
                 values.setdefault(x, []).append(y)
         if values:
-            x = sorted(values)
-            axis.loglog(x, [median(values[at]) for at in x], style, color=colour, label=method, fillstyle="none")
-            low, high = [min(values[at]) for at in x], [max(values[at]) for at in x]
-            axis.fill_between(x, low, high, color=colour, alpha=0.15)
+            values, look = dict(sorted(values.items())), {"color": colour, "fillstyle": "none"}
+            draw_band(axis, values, style, middle=median, alpha=0.15, label=method, **look)
+            axis.set(xscale="log", yscale="log")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from papers._experiment import Answer, Verdict
-from papers._figures import legend_below, panels
+from papers._figures import draw_band, legend_below, panels
 from papers._table import Row
 
 Curve = dict[float, float]
@@ -162,9 +162,7 @@ def transfer_figure(
             if not kept:
                 continue
             means = {rate: fmean(losses) for rate, losses in kept.items()}
-            axis.plot(list(means), list(means.values()), "-", color=colour, label=f"{by} {size:g}")
-            axis.fill_between(list(kept), list(map(min, kept.values())), list(map(max, kept.values())),
-                              color=colour, alpha=0.2, linewidth=0)  # fmt: skip
+            draw_band(axis, kept, color=colour, edge=0, label=f"{by} {size:g}")
             lowest = min(means, key=lambda rate: means[rate])
             axis.plot(lowest, means[lowest], "o", color=colour)
         axis.set_xscale("log", base=2)

@@ -11,8 +11,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from papers._experiment import ANSWERS, Experiment, Preset, Verdict
-from papers._figures import legend_below, panels
+from papers._experiment import ANSWERS, Experiment, Preset, Verdict, between
+from papers._figures import draw_band, legend_below, panels
 from papers._gpt import FINEWEB, GPTRun, Method, text_of
 from papers._lmo_tokens import run
 from papers._table import Row
@@ -66,9 +66,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
                 of_batch.setdefault(batch, []).append(best(curve))
         for axis, name in zip(axes[:, 0], ("loss", "fitted"), strict=True):
             values = {batch: [getattr(found, name) for found in of_batch[batch]] for batch in sorted(of_batch)}
-            axis.plot(list(values), list(map(fmean, values.values())), "o-", color=f"C{number}", label=method)
-            axis.fill_between(list(values), list(map(min, values.values())), list(map(max, values.values())),
-                              color=f"C{number}", alpha=0.2, linewidth=0)  # fmt: skip
+            draw_band(axis, values, "o-", color=f"C{number}", edge=0, label=method)
     axes[0, 0].set_ylabel("lowest validation loss")
     axes[1, 0].set(xlabel="windows in a batch", ylabel="best learning rate", yscale="log")
     axes[1, 0].set_xscale("log", base=2)
@@ -89,7 +87,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
                 continue
             what = f"rise of the lowest loss from batch {batches[0]} to {batches[-1]}, {scion} against {other}"
             numbers = f"{fmean(ours):.3f} against {fmean(theirs):.3f}"
-            interval = f"smaller by {min(gains):.3f} to {max(gains):.3f}"
+            interval = f"smaller by {between(gains)}"
             verdict, why = agreed(gains, yes, no)
             at_edge = [f"{method}: {count} of the minima at the edge of the rates"
                        for method in (scion, other) if (count := edges(rows, "batch", method=method))]  # fmt: skip

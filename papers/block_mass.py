@@ -18,7 +18,7 @@ import torch
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from papers._experiment import ANSWERS, Experiment, Preset, Verdict
+from papers._experiment import ANSWERS, Experiment, Preset, Verdict, between
 from papers._figures import legend_below, panels
 from papers._lt_transformer import SMALL, TransformerRun, largest_norm, lt_transformer
 from papers._table import Row
@@ -143,7 +143,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             ours = f"{top:g}, with loss {means[top]:.3f}; {MASS} has {means[MASS]:.3f}"
             # as good if the mean at no other mass lies below the best seed at mass 32
             verdict = "measured" if published == "-" or len(own) < 2 else yes if means[top] >= min(own) else no
-            interval, runs = f"{min(own):.3f} to {max(own):.3f} at {MASS}", len(own) * len(means)
+            interval, runs = f"{between(own)} at {MASS}", len(own) * len(means)
             edge = _at_the_edge(rows, list(means), top, variant)
             found.append(Verdict(f"best mass of the blocks, {name}", published, ours, interval, runs, verdict, edge))
     halved, modular, rounded = (best(rows, MASS, variant) for variant in (HALVED, MODULAR, BFLOAT16))
@@ -160,7 +160,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     for what, published, own, other, why in lines:
         if len(own) == len(other) > 0:
             differences = [a - b for a, b in zip(own, other, strict=True)]
-            interval = f"differences {min(differences):+.3f} to {max(differences):+.3f}"
+            interval = f"differences {between(differences, '+.3f')}"
             verdict = "measured" if published == "-" or len(own) < 2 else yes if max(differences) < 0 else no
             ours = f"loss {fmean(own):.3f} against {fmean(other):.3f}"
             if verdict == no and min(differences) < 0:
@@ -169,8 +169,8 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     for name, variant in (("float32", HALVED), ("bfloat16", BFLOAT16)):
         ratios = [row["results"]["norm_over_cap"] for own in select(rows, MASS, variant).values() for row in own]
         if ratios:
-            what, interval = f"largest norm over the cap, {name}", f"{min(ratios):.4f} to {max(ratios):.4f}"
-            found.append(Verdict(what, "-", f"{max(ratios):.4f}", interval, len(ratios), "measured"))
+            what, ours = f"largest norm over the cap, {name}", f"{max(ratios):.4f}"
+            found.append(Verdict.of(what, "-", ratios, digits=".4f", ours=ours))
     return found
 
 

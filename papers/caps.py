@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from papers._cifar import CifarRun, lt_task
 from papers._experiment import ANSWERS, Experiment, Preset, Verdict
-from papers._figures import legend_below, panels
+from papers._figures import draw_band, legend_below, panels
 from papers._table import Row
 from papers.published_matrix import clip
 from wellnormed.matrix import soft_cap, spectral_clip, spectral_clipped_weight_decay, spectral_hardcap, spectral_relu
@@ -125,9 +124,8 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
         for axis, what in zip(axes[0], ("singular_values", "activations"), strict=True):
             seeds = [sorted(result[what], reverse=what == "singular_values") for result in results]
             places = [100 * n / (len(seeds[0]) - 1) if what == "activations" else n for n in range(len(seeds[0]))]
-            least, mean, most = ([reduce(each) for each in zip(*seeds, strict=True)] for reduce in (min, fmean, max))
-            axis.plot(places, mean, color=f"C{number}", label=method)
-            axis.fill_between(places, least, most, color=f"C{number}", alpha=0.2)
+            values = dict(zip(places, zip(*seeds, strict=True), strict=True))
+            draw_band(axis, values, color=f"C{number}", label=method)
     axes[0, 0].set(xlabel="number", ylabel="singular value of the hidden matrix", yscale="log")
     axes[0, 1].set(xlabel="quantile (per cent)", ylabel="entry before the second ReLU")
     legend_below(trained, "CIFAR-10, Muon: with and without a constraint; shaded from the least to the largest seed")
@@ -158,8 +156,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             largest = [max(result["norms"]) for result in held]
             ours = f"norm {max(largest):.3f}, without {max(max(result['norms']) for result in free):.3f}"
             verdict = ANSWERS[preset][max(largest) > 2]
-            interval = f"{min(largest):.3f} to {max(largest):.3f}"
-            found.append(Verdict(f"trained with a {method} of 2", "norm at most 2", ours, interval, len(held), verdict))
+            found.append(Verdict.of(f"trained with a {method} of 2", "norm at most 2", largest, verdict, ours=ours))
     return found
 
 

@@ -370,10 +370,9 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         aims = [aim for each in settings if rate == OURS for aim in each.aims]
         for budget, aim in aims:
             values = [result["certified"][BUDGETS[data].index(budget)] for result in results]
-            interval, ours = f"{min(values):.3f} to {max(values):.3f}", f"{fmean(values):.3f}"
             verdict = "reached" if fmean(values) >= aim else "not reached"
             what = f"{named(kind)}, {made_by}: certified within {distance(budget)}"
-            lines.append(Verdict(what, f"{aim:g}, an aim", ours, interval, len(values), verdict, spent))
+            lines.append(Verdict.of(what, f"{aim:g}, an aim", values, verdict, spent))
         if made_by in PEERS and (own := found.get(kind._replace(network="wellnormed"))):
             ours, theirs = mean(own.results, "certified"), mean(results, "certified")
             ahead = sum(a > b for a, b in zip(ours, theirs, strict=True))

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 
 from papers._attacks import apgd, certified_radii, pgd
 from papers._cifar import EPOCH, WITHIN, CifarRun, lt_task, mlp
-from papers._experiment import Experiment, Preset, Verdict
-from papers._figures import legend_below, panels
+from papers._experiment import Experiment, Preset, Verdict, between
+from papers._figures import draw_band, legend_below, panels
 from papers._pictures import draw_pictures, picture
 from papers._table import Row
 from wellnormed.train.task import fit
@@ -117,9 +117,8 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
             (axes[0, 1], "probability", "o-", ", attacked"),
         )  # fmt: skip
         for axis, what, style, label in lines:
-            values = np.array([result[what] for result in results])
-            axis.plot(BUDGETS, values.mean(0), style, color=f"C{number}", label=RUNS[network][0] + label, markersize=4)
-            axis.fill_between(BUDGETS, values.min(0), values.max(0), color=f"C{number}", alpha=0.2)
+            values = dict(zip(BUDGETS, zip(*(result[what] for result in results), strict=True), strict=True))
+            draw_band(axis, values, style, color=f"C{number}", label=RUNS[network][0] + label, markersize=4)
     for axis, title in zip(axes[0], ("accuracy", "mean probability of the right class"), strict=True):
         axis.set_xscale("symlog", linthresh=0.5)
         axis.set_xticks(BUDGETS, ["0", "36/255", "72/255", "108/255", "1", "2", "4"], rotation=45, fontsize=8)
@@ -144,17 +143,9 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         for what, published, within in PUBLISHED.get(network, ()):
             values = [result[what] for result in own]
             verdict = _reached(abs(fmean(values) - published) <= within)
-            ours, interval = f"{fmean(values):.5g}", f"{min(values):.5g} to {max(values):.5g}"
             spread = f"LT has one run; here the seeds differ by {(max(values) - min(values)) / fmean(values):.0%}"
-            line = (
-                f"{RUNS[network][0]}: {what}",
-                f"{published}{PRINTED.get(what, '')}",
-                ours,
-                interval,
-                len(values),
-                verdict,
-            )
-            found.append(Verdict(*line, why=spread * (verdict == "not reached")))
+            line = f"{RUNS[network][0]}: {what}", f"{published}{PRINTED.get(what, '')}", values, verdict
+            found.append(Verdict.of(*line, spread * (verdict == "not reached"), digits=".5g"))
     arrays = {key: {what: np.array([one[what] for one in own]) for what in SCORES} for key, own in results.items()}
     for network, own in arrays.items():
         if network.startswith("muon") and "adamw as published" in arrays:
@@ -181,7 +172,7 @@ def _compared(adam: dict[str, np.ndarray], muon: dict[str, np.ndarray], network:
         for budget in budgets:
             values = [own[score][:, BUDGETS.index(budget)] for own in (muon, adam)]
             ours = f"{values[0].mean():.3f} against {values[1].mean():.3f}"
-            interval = " and ".join(f"{own.min():.3f} to {own.max():.3f}" for own in values)
+            interval = " and ".join(between(own.tolist()) for own in values)
             whole = f"{name} against AdamW: {what}, budget {budget:.3g}"
             line = Verdict(whole, published, ours, interval, sum(map(len, values)), verdict)
             found.append(line if judged else line.measured())

@@ -20,7 +20,7 @@ import torch
 from matplotlib.figure import Figure
 
 from papers._experiment import ANSWERS, Answer, Experiment, Preset, Verdict
-from papers._figures import legend_below, panels
+from papers._figures import draw_band, legend_below, panels
 from papers._modular_arithmetic import Cell, ModularArithmetic, Projection
 from papers._table import Row
 from wellnormed.proof.decimals import shown
@@ -111,12 +111,9 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
             results = _of(rows, operation, *where)
             if not results:
                 continue
-            curves = list(zip(*(result["accuracy"] for result in results), strict=True))
-            steps = [EVERY * (index + 1) for index in range(len(curves))]
-            colour = f"C{number}"
-            axes[0, column].plot(steps, list(map(median, curves)), color=colour, label=label)
-            low, high = zip(*((min(curve), max(curve)) for curve in curves), strict=True)
-            axes[0, column].fill_between(steps, low, high, color=colour, alpha=0.15)
+            curves = zip(*(result["accuracy"] for result in results), strict=True)
+            values, colour = {EVERY * number: curve for number, curve in enumerate(curves, 1)}, f"C{number}"
+            draw_band(axes[0, column], values, middle=median, alpha=0.15, color=colour, label=label)
             points = [
                 (result["lipschitz"], step) for result in results if (step := steps_to(GROKKED, result)) < math.inf
             ]

@@ -17,7 +17,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from papers._experiment import Experiment, Preset, Verdict
+from papers._experiment import ANSWERS, Experiment, Preset, Verdict
 from papers._figures import legend_below, panels
 from papers._hardcaps import METHODS, STYLES, draw
 from papers._table import Row
@@ -109,9 +109,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """Ratios at the largest size of each shape, against SC's operations."""
-    found, good, bad = [], "same shape", "another shape"
-    if preset == "paper":
-        good, bad = "reached", "not reached"
+    found, (good, bad) = [], ANSWERS[preset]
     for aspect in sorted({row["config"]["aspect"] for row in rows}):
         largest = max(row["config"]["short"] for row in rows if row["config"]["aspect"] == aspect)
         shape = f"{largest} x {aspect * largest}"
@@ -130,16 +128,15 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
                 if verdict == bad:
                     share = median(values) / count
                     why = f"an operation takes {share:.2g} of the time it has in one product, at this size and device"
-            interval = f"{values[0]:.3g} to {values[-1]:.3g}"
             what, ours = f"{method}, {shape}: time over one product", f"{median(values):.3g} times the time"
-            found.append(Verdict(what, published, ours, interval, len(values), verdict, why))
+            found.append(Verdict.of(what, published, values, verdict, why, digits=".3g", ours=ours))
         values = at_largest("block", "nested")
         ratio = PUBLISHED["block", aspect] / PUBLISHED["nested", aspect]
         verdict, why = good if abs(median(values) / ratio - 1) <= WITHIN else bad, ""
         if not 3 <= ratio <= 4:
             verdict, why = ("corrected", f"SC's own formulas say {ratio:.1f}; 3 to 4 is of square matrices")
-        what, interval = f"block over nested, {shape}", f"{values[0]:.3g} to {values[-1]:.3g}"
-        found.append(Verdict(what, "3 to 4", f"{median(values):.3g}", interval, len(values), verdict, why))
+        what, ours = f"block over nested, {shape}", f"{median(values):.3g}"
+        found.append(Verdict.of(what, "3 to 4", values, verdict, why, digits=".3g", ours=ours))
     return found
 
 

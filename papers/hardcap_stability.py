@@ -16,7 +16,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from papers._experiment import ANSWERS, Experiment, Preset, Verdict
+from papers._experiment import ANSWERS, Experiment, Preset, Verdict, between
 from papers._figures import legend_below, panels
 from papers._hardcaps import METHODS, draw
 from papers._table import Row
@@ -153,7 +153,6 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             continue
         seeds = len({row["config"]["seed"] for row in own})
         norms = [row["results"][method]["norm"] or torch.inf for row in own if row["config"]["norm"] >= 1]
-        interval = f"{min(norms):.4g} to {max(norms):.4g}"
         failed = {row["config"]["norm"] for row, norm in zip(own, norms, strict=True) if abs(norm - 1) > TOLERANCE}
         ours = f"off by over {TOLERANCE:.0%} from norm {min(failed):g} on" if failed else "capped at every norm"
         if method in ("gram", "svd"):
@@ -168,14 +167,14 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
                 why = f"judged by the norm of the error at {FAILS:g}, {median(errors):.2g} caps"
         else:
             published, verdict, why = "capped at every norm", other if failed else as_published, ""
-        found.append(Verdict(f"{method}, {dtype}: norm of the result", published, ours, interval, seeds, verdict, why))
+        interval, what = between(norms, ".4g"), f"{method}, {dtype}: norm of the result"
+        found.append(Verdict(what, published, ours, interval, seeds, verdict, why))
     clusters = [row["results"] for row in rows if "distance" in row["config"]]
     for method in METHODS:
         errors = [results[method]["error_of_cluster"] for results in clusters]
         if errors:
-            ours, interval = f"at most {max(errors):.2g} caps", f"{min(errors):.2g} to {max(errors):.2g}"
-            what = f"{method}: error of a cluster beside the cap"
-            found.append(Verdict(what, "-", ours, interval, len(errors), "measured"))
+            what, ours = f"{method}: error of a cluster beside the cap", f"at most {max(errors):.2g} caps"
+            found.append(Verdict.of(what, "-", errors, digits=".2g", ours=ours))
     return found
 
 

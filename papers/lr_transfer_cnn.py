@@ -70,15 +70,13 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     norms = [result["norm"] for config, result in at if config["lr"] >= RATE]
     if norms:
         what = f"largest norm of a kernel or the head over its radius, rates from {RATE} on"
-        interval = f"{min(norms):.3f} to {max(norms):.3f}"
         verdict = names[max(norms) > 1.01]  # for what is left of the start
         why = "kernels start outside, as released, and smaller rates keep more of that"
-        found.append(Verdict(what, "at most 1", f"{max(norms):.3f}", interval, len(norms), verdict, why))
+        found.append(Verdict.of(what, "at most 1", norms, verdict, why, ours=f"{max(norms):.3f}"))
     accuracies = [result["accuracy"] for config, result in at if (config["lr"], config["width"]) == (RATE, 1.0)]
     if accuracies:
-        interval, ours = f"{min(accuracies):.4f} to {max(accuracies):.4f}", fmean(accuracies)
-        verdict = names[abs(ours - PUBLISHED) > WITHIN]
-        found.append(Verdict("accuracy", str(PUBLISHED), f"{ours:.4f}", interval, len(accuracies), verdict))
+        verdict = names[abs(fmean(accuracies) - PUBLISHED) > WITHIN]
+        found.append(Verdict.of("accuracy", str(PUBLISHED), accuracies, verdict, digits=".4f"))
     return found
 
 

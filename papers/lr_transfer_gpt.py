@@ -13,7 +13,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from papers._experiment import ANSWERS, Experiment, Preset, Verdict
+from papers._experiment import ANSWERS, Experiment, Preset, Verdict, between
 from papers._gpt import FINEWEB, GPTRun, Method, text_of
 from papers._lmo_tokens import run
 from papers._table import Row
@@ -89,10 +89,9 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         ours = best_losses(rows, method=method, width=2560, blocks=blocks)
         if ours:
             close = abs(fmean(ours) - published) <= WITHIN
-            interval = f"{min(ours):.3f} to {max(ours):.3f}"
             what = f"a billion parameters, {method}: validation loss"
             mean = mean_best(rows, method=method, width=2560, blocks=blocks)
-            found.append(Verdict(what, str(published), mean, interval, len(ours), names[not close]))
+            found.append(Verdict.of(what, str(published), ours, names[not close], ours=mean))
     return found
 
 
@@ -106,7 +105,7 @@ def _order(rows: Sequence[Row], blocks: int) -> list[Verdict]:
         for other in ("Adam with warm-up", "Muon"):
             gains = [b - a for a, b in zip(losses[scion], losses[other], strict=False)]
             ours = " against ".join(mean_best(rows, method=m, width=widest, blocks=blocks) for m in (scion, other))
-            interval = f"lower by {min(gains):.3f} to {max(gains):.3f}"
+            interval = f"lower by {between(gains)}"
             what = f"lowest loss at the largest width, {scion} against {other}"
             published = f"{TABLE_5[scion]} against {TABLE_5[other]} (table 5)"
             verdict, why = agreed(gains, "same shape", "another shape")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import wellnormed as wn
 from papers._cifar import CifarTask, ConstantRate, mlp
-from papers._experiment import ANSWERS, Experiment, Preset, Verdict
+from papers._experiment import ANSWERS, Experiment, Preset, Verdict, between
 from papers._figures import legend_below, panels
 from papers._table import Row
 from papers._transfer import agreed, best, best_losses, curves, mean_best, transfer_figure, transfer_verdict
@@ -154,7 +154,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     if lowest.keys() == claims.keys():
         ours = ", ".join(f"{mean_best(rows, method=method)} {method}" for method in lowest)
         gains = [min(others) - own for *others, own in zip(*lowest.values(), strict=True)]
-        interval = f"lower by {min(gains):.3f} to {max(gains):.3f}"
+        interval = f"lower by {between(gains)}"
         verdict, why = agreed(gains, *names)
         found.append(Verdict("lowest training loss", "dualized, much lower", ours, interval, len(gains), verdict, why))
     for key, name in SHOWN.items():
@@ -166,7 +166,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             if key != "moved_spectral":  # MD 6.5 has the Frobenius norm, and the stable rank
                 published, verdict = "dualized the largest", names[min(own) <= others]
                 why = f"one run of a peer has {others:.2g}" if min(own) <= others else ""
-            interval = f"{min(own):.2g} to {max(own):.2g} dualized"
+            interval = f"{between(own, '.2g')} dualized"
             found.append(Verdict(f"{name}, widest network", published, ours, interval, len(own), verdict, why))
     return found
 

@@ -138,11 +138,11 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             if not values:
                 continue
             ours = f"{max(values):.2f} times the weights in float32"
-            interval, line = f"{min(values):.2f} to {max(values):.2f}", ("-", "measured")
+            published, verdict = "-", "measured"
             if name in counted:
                 most = counted[name] * (1.0 if precision == "float32" else 0.5)
-                line = f"{most:g} by its buffers", no if max(values) > 1.01 * most else yes
-            found.append(Verdict(f"{name}, {precision}", line[0], ours, interval, len(values), line[1]))
+                published, verdict = f"{most:g} by its buffers", no if max(values) > 1.01 * most else yes
+            found.append(Verdict.of(f"{name}, {precision}", published, values, verdict, digits=".2f", ours=ours))
     return found
 
 

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 from papers import _by_form
 from papers._by_form import Matched
-from papers._experiment import ANSWERS, Experiment, Preset, Verdict
+from papers._experiment import ANSWERS, Experiment, Preset, Verdict, between
 from papers._figures import panels
 from papers._table import Row
 from papers._tokens import byte_corpus, corpus_of, results
@@ -201,7 +201,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             if found := values(rows, name, key):
                 mean = fmean(found)
                 words.append(what.format(shown(mean, ".1f") if key == "log10_lipschitz" else mean))
-        interval = f"loss {min(losses):.3f} to {max(losses):.3f}" if losses else "-"
+        interval = f"loss {between(losses)}" if losses else "-"
         if row.loss is None:
             published = "diverges" if row.constraint is None else "trains"
             trains = not stopped and max(losses) < GUESS[preset]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import wellnormed as wn
 from papers._experiment import ANSWERS, Experiment, Preset, Verdict
-from papers._figures import legend_below, panels
+from papers._figures import draw_band, legend_below, panels
 from papers._table import Row, results_by
 from wellnormed.optim import ConditionalGradient
 from wellnormed.routing import assign_norms
@@ -125,15 +125,8 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
         for number, noise in enumerate(NOISES):
             values = curve(rows, algorithm, momentum, noise)
             if values:
-                means, label = list(map(fmean, values.values())), f"noise {noise:g}"
-                axis.loglog(list(values), means, "o-", color=f"C{number}", label=label)
-                axis.fill_between(
-                    list(values),
-                    *(list(map(end, values.values())) for end in (min, max)),
-                    color=f"C{number}",
-                    alpha=0.2,
-                )
-        axis.set(title=f"{algorithm}, {momentum} momentum")
+                draw_band(axis, values, "o-", color=f"C{number}", label=f"noise {noise:g}")
+        axis.set(title=f"{algorithm}, {momentum} momentum", xscale="log", yscale="log")
     for axis in axes[1]:
         axis.set_xlabel("horizon n")
     for axis in axes[:, 0]:
@@ -147,10 +140,8 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     found: list[Verdict] = []
 
     def add(what: str, published: str, values: Sequence[float], most: float | None) -> None:
-        kept = ANSWERS[preset]
-        verdict = "measured" if most is None else kept[not fmean(values) <= most]
-        interval = f"{min(values):.2f} to {max(values):.2f}"
-        found.append(Verdict(what, published, f"{fmean(values):.2f}", interval, len(values), verdict))
+        verdict = "measured" if most is None else ANSWERS[preset][not fmean(values) <= most]
+        found.append(Verdict.of(what, published, values, verdict, digits=".2f"))
 
     for algorithm, lemmas in (("uSCG", ("5.3", "5.4")), ("SCG", ("5.5", "5.6"))):
         for momentum, lemma, noise, exponent in zip(get_args(Momentum), lemmas, (0.0, 1.0), (-0.5, -0.25), strict=True):

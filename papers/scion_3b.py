@@ -86,8 +86,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             ours = f"{fmean(own):.3f}" + at_best * (tried > 1)
             near = abs(fmean(own) - TABLE_5[method]) <= WITHIN
             verdict = "measured" if preset == "cpu" else yes if near else no
-            interval = f"{min(own):.3f} to {max(own):.3f}"
-            found.append(Verdict(f"{method}: loss", str(TABLE_5[method]), ours, interval, len(own), verdict))
+            found.append(Verdict.of(f"{method}: loss", str(TABLE_5[method]), own, verdict, ours=ours))
     for own, other in ORDERS:
         gains = [b - a for a, b in zip(losses(rows, own), losses(rows, other), strict=False)]
         if gains:
@@ -97,10 +96,8 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
                 at_best = f"at the best rate of each, lower by {others.loss - lowest.loss:.3f}"
                 at_best += " (edge)" * (lowest.at_edge or others.at_edge)
                 why = f"{why}; {at_best}" if why else at_best
-            interval = f"{min(gains):.3f} to {max(gains):.3f}"
-            published = f"lower by {TABLE_5[other] - TABLE_5[own]:.3f}"
-            ours = f"lower by {fmean(gains):.3f}"
-            found.append(Verdict(f"{own} below {other}", published, ours, interval, len(gains), verdict, why))
+            published, ours = (f"lower by {by:.3f}" for by in (TABLE_5[other] - TABLE_5[own], fmean(gains)))
+            found.append(Verdict.of(f"{own} below {other}", published, gains, verdict, why, ours=ours))
     return found
 
 

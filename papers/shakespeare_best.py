@@ -192,8 +192,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         what: str, values: Sequence[float], published: str = "-", verdict: Any = MEASURED, more: str = "", why: str = ""
     ) -> None:
         if values:
-            ours, interval = f"{fmean(values):.3f}{more}", f"{min(values):.3f} to {max(values):.3f}"
-            found.append(Verdict(what, published, ours, interval, len(values), verdict, why))
+            found.append(Verdict.of(what, published, values, verdict, why, ours=f"{fmean(values):.3f}{more}"))
 
     def add_loss(
         what: str,

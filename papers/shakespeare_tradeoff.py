@@ -154,8 +154,8 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     results = [row["results"] for row in rows if row["results"]["loss"] is not None]
     if results:
         apart = [result["loss_as_published"] - result["loss"] for result in results]
-        ours, interval = f"{fmean(apart):+.3f} nats in the mean", f"{min(apart):+.3f} to {max(apart):+.3f}"
-        found.append(Verdict("loss as LT read it, less that of the split", "-", ours, interval, len(apart), "measured"))
+        what, ours = "loss as LT read it, less that of the split", f"{fmean(apart):+.3f} nats in the mean"
+        found.append(Verdict.of(what, "-", apart, digits="+.3f", ours=ours))
     return found
 
 

@@ -122,10 +122,9 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         if grid:
             ours, count = f"{len(trained[constraint])} of {len(grid)}", sum(map(len, grid.values()))
             lines.append(Verdict(f"trains in every seed, {constraint}", "-", ours, "-", count, "measured"))
-            top, least = min((fmean(found), key) for key, found in grid.items())
-            ours, interval = f"{top:.3f}", f"{min(grid[least]):.3f} to {max(grid[least]):.3f}"
+            least = min(grid, key=lambda key: (fmean(grid[key]), key))
             what = f"least loss, {constraint}, at {least[0]} blocks and rate {least[1]:g}"
-            lines.append(Verdict(what, "-", ours, interval, len(grid[least]), "measured"))
+            lines.append(Verdict.of(what, "-", grid[least]))
     only = sorted(failed & trained["spectral-normalize"])
     words = ", ".join(f"{blocks} blocks at {lr:g}" for blocks, lr in only) or "nowhere"
     what, count = "diverges in every seed without a constraint and trains in every seed with one", len(rows)

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 
-from papers._experiment import ANSWERS, Experiment, Preset, Verdict
+from papers._experiment import ANSWERS, Experiment, Preset, Verdict, between
 from papers._figures import panels
 from papers._gpt import GPTRun, Method, run, text_of
 from papers._table import Row
@@ -83,9 +83,9 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             verdict, why = agreed(more, *ANSWERS[preset]) if shared else ("measured", "")
             edge = mean_best(rows, method=adam, shared=shared, warm_up=WARM_UPS[1])
             why = "; ".join(filter(None, (why, f"Adam's loss with a warm-up: {edge}")))
-            ours = ", ".join(f"{TITLES[method]} {min(own):.3f} to {max(own):.3f}" for method, own in by.items())
+            ours = ", ".join(f"{TITLES[method]} {between(own)}" for method, own in by.items())
             what = f"{tables}: what leaving out the warm-up costs at the rate that is best with one"
-            interval = f"Adam's is larger by {min(more):.3f} to {max(more):.3f}"
+            interval = f"Adam's is larger by {between(more)}"
             published = "Adam alone needs it" if shared else "-"
             found.append(Verdict(what, published, ours, interval, len(more), verdict, why))
     for method in ("uSCG", "SCG"):
@@ -95,7 +95,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             muon = mean_best(rows, method="Muon", shared=True, warm_up=WARM_UPS[0])
             means = (mean_best(rows, method=m, shared=True, warm_up=w) for m, w in ((method, 0.0), (adam, WARM_UPS[1])))
             ours = f"{' against '.join(means)}; Muon without one {muon}"
-            interval = f"lower by {min(lower):.3f} to {max(lower):.3f}"
+            interval = f"lower by {between(lower)}"
             what = f"one table: {method} without a warm-up against Adam with one"
             found.append(Verdict(what, "lower", ours, interval, len(lower), verdict, why))
     return found

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import wellnormed as wn
 from papers._cifar import CifarTask, ConstantRate, mlp
-from papers._experiment import ANSWERS, Experiment, Preset, Verdict
+from papers._experiment import ANSWERS, Experiment, Preset, Verdict, between
 from papers._figures import legend_below, panels
 from papers._table import Row, results_by
 from wellnormed.routing import assign_norms
@@ -165,7 +165,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
 def _shown(found: dict[str, list[float]]) -> tuple[str, str]:
     """Means and extremes of both methods."""
     means = ", ".join(f"{fmean(values):.3f} {method}" for method, values in found.items())
-    return means, ", ".join(f"{min(values):.3f} to {max(values):.3f}" for values in found.values())
+    return means, ", ".join(map(between, found.values()))
 
 
 EXPERIMENT = Experiment(
