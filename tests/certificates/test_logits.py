@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import wellnormed as wn
-from wellnormed.certificates import UncertifiableError
+from wellnormed.certificates import UncertifiableError, within
 from wellnormed.norms import PerHead
 
 
@@ -89,6 +89,22 @@ def test_no_logit_is_beyond_the_number_after_any_step(name, make):
     always = wn.certify(model, TOKENS, math.inf if normed else 1.0, within=constraints)
     assert 4.99 < always.largest_logit <= 5.0
     assert {*constraints.caps()} <= {promise.name for promise in always.promises}
+
+
+@pytest.mark.parametrize("asked", ["largest_logit", "lipschitz"])
+def test_a_search_proves_no_walk_again_for_its_own_caps(asked, monkeypatch):
+    blocks, layers = Blocks(Attention()), nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    model, example = (blocks, TOKENS) if asked == "largest_logit" else (layers, torch.ones(1, 3))
+    again, seen = within.proved_again, []
+
+    def counted(walk, promises):
+        seen.append(promises != walk.ledger.proof.promises)
+        return again(walk, promises)
+
+    monkeypatch.setattr(within, "proved_again", counted)
+    wn.constrain(wn.Scion(model), example_input=example, **{asked: 1.0})
+    assert seen
+    assert all(seen)
 
 
 def test_the_formula_is_per_head_and_rotary_keeps_it():

@@ -115,8 +115,8 @@ def logit_caps(
 
 def _depends(within: Within, caps: Caps, step: float) -> dict[str, list[str]]:
     """Row of an attention -> the caps by whose change, each times `step`, its logits change."""
-    moved = {name: logits_of(within.proof({**caps, name: cap * step})) for name, cap in caps.items()}
     here = logits_of(within.proof(caps))
+    moved = {name: logits_of(within.proof({**caps, name: cap * step})) for name, cap in caps.items()}
     return {row: [name for name in caps if moved[name].get(row) != logit] for row, logit in here.items()}
 
 

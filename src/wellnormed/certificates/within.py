@@ -92,8 +92,8 @@ class Within:
 
         self.measure: Callable[[Proof], Decimal] = constant_of
         self._last: tuple[dict[str, float], float] = {}, math.nan
-        self._walk: Walk | None = None
-        """The walk whose rows are proved again for other caps."""
+        self._walk: tuple[Walk, dict[str, float]] | None = None
+        """The walk whose rows are proved again for other caps, and its own caps."""
 
     @property
     def promised(self) -> frozenset[str]:
@@ -115,13 +115,17 @@ class Within:
         Raises:
             UncertifiableError: There is no proof.
         """
+        walk, own = self._walk or (None, {})
+        if walk is not None and own == caps:
+            return walk.ledger.proof
         of_caps = {alias: _times(unit, caps[name]) for alias, (name, unit) in self._units.items()}
         promises = {**self._promises, **of_caps}
-        if self._walk is not None and not self._walk.ledger.constants_of_promises:
+        if walk is not None and not walk.ledger.constants_of_promises:
             with contextlib.suppress(CheckError):
-                return proved_again(self._walk, {name: each for name, each in promises.items() if each is not None})
-        self._walk = walked(self._program, self._domain, promises, arithmetic=None)
-        return self._walk.ledger.proof
+                return proved_again(walk, {name: each for name, each in promises.items() if each is not None})
+        walk = walked(self._program, self._domain, promises, arithmetic=None)
+        self._walk = walk, dict(caps)
+        return walk.ledger.proof
 
     def walked_at(self, caps: Caps) -> float:
         """The logarithm of the constant by a new walk, which chooses among bounds anew."""
