@@ -175,6 +175,13 @@ def test_what_no_rule_describes_is_refused_by_name(layer, message):
     assert modular_tree(nn.Sequential(nn.Dropout(0.5)).eval()).sensitivity == 1
 
 
+def test_what_is_no_model_or_no_assignment_is_refused(mlp):
+    with pytest.raises(ValueError, match="pass the model itself"):
+        modular_tree(type(mlp))
+    with pytest.raises(ValueError, match=r"pass the result of assign_norms\(model\)"):
+        modular_tree(mlp, torch.zeros(2, 3))
+
+
 def test_an_assignment_of_another_model_is_refused(mlp):
     with pytest.raises(ValueError, match="not in the assignment"):
         modular_tree(mlp, wn.assign_norms(nn.Linear(2, 2)))

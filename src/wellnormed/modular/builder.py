@@ -6,6 +6,7 @@ from typing import Any, NoReturn, TypeVar
 
 from torch import nn
 
+from wellnormed._inputs import require_module
 from wellnormed.modular.tree import Atom, Bond, Composition, Concatenation, NormedModule
 from wellnormed.norms import Norm
 from wellnormed.routing import Assignment, assign_norms
@@ -74,7 +75,12 @@ def modular_tree(model: nn.Module, assignment: Assignment | None = None) -> Norm
         ├─ tanh            1
         └─ 2.weight  3     1            75.00%   0.75      Spectral(...)
     """
+    require_module("modular_tree", model)
     assignment = assign_norms(model) if assignment is None else assignment
+    if not isinstance(assignment, Assignment):
+        raise ValueError(
+            f"modular_tree: assignment is of type {type(assignment).__name__}; pass the result of assign_norms(model)"
+        )
     norms = {}
     for a in assignment:
         if a.norm is None:
