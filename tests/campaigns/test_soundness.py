@@ -15,6 +15,13 @@ def test_no_search_exceeds_a_bound(number):
     assert summary([vars(outcome)], 0, "")["sound"] == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(LAYERS)), ids=list(LAYERS))
+def test_no_search_exceeds_the_bounds_of_a_layer_alone(number):
+    outcome = examine(draw_model(0, 4 * number + 3))
+    assert outcome.status == "sound", outcome.reason
+
+
 def test_a_bound_that_is_too_small_is_found(monkeypatch):
     number = 4 * list(LAYERS).index("activation: relu") + 3
     assert examine(draw_model(0, number)).status == "sound"
