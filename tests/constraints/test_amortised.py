@@ -121,31 +121,6 @@ def test_a_wait_of_one_step_is_no_wait(kind):
     assert repr(kind(CAP, every=8)) == f"{kind.__name__}(cap=1.2, every=8)"
 
 
-@every_cap
-@pytest.mark.parametrize("steps", range(1, 7))
-def test_a_run_that_is_resumed_between_projections_has_the_same_bits(kind, steps, projections):
-    def run(count, model, optimizer):
-        for i in range(count):
-            push(model, i)
-            optimizer.step()
-
-    model, optimizer, constraints = start(kind(CAP, every=5), count=2)
-    run(steps, model, optimizer)
-    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), constraints.state_dict()))
-    assert saved[2].keys() == {"0.weight.reach", "1.weight.reach"}
-    projections.clear()
-    run(20, model, optimizer)
-    expected = projections.copy()
-    again = start(kind(CAP, every=5), count=2)
-    projections.clear()
-    for part, state in zip(again, saved, strict=True):
-        part.load_state_dict(state)
-    run(20, *again[:2])
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again[0].parameters(), strict=True))
-    assert projections == expected
-    assert constraints.state_dict() == again[2].state_dict()
-
-
 def test_a_weight_without_a_gradient_counts_no_step():
     model, optimizer, constraints = start(HardCap(CAP, every=8), count=2)
     for i in range(4):

@@ -26,6 +26,7 @@ CASES = {
     "HardCap, waiting": Case(c.HardCap(1.2, every=4)),
     "SpectralNormalize, waiting": Case(c.SpectralNormalize(1.2, every=4)),
     "SoftCap": Case(c.SoftCap(1.2), any_optimizer=False),
+    "SoftCap, waiting": Case(c.SoftCap(1.2, every=4), any_optimizer=False),
     "WeightDecay": Case(c.WeightDecay(1.2), any_optimizer=False),
     "SpectralInterval": Case(c.SpectralInterval(0.3, 1.2)),
     "SpectralInterval of one value": Case(c.SpectralInterval(1.2, 1.2)),

@@ -71,7 +71,7 @@ def test_sharp_steps_are_steepest_descent():
 
 @pytest.mark.parametrize("coefficients", REGISTRY)
 def test_scg_stays_in_the_ball_for_every_coefficient_set(coefficients):
-    """Proved after every tenth of 100 steps, from the boundary; with adversarial gradients half of the time."""
+    """Proved after every tenth of 100 steps, from the boundary; with adversarial gradients alone in the second half."""
     norm, radius = wn.Spectral(coefficients), 0.7
     model = layer(shape=(5, 12), dtype=torch.float32)
     norm.initialize_(model.weight.data).mul_(radius * (1 - 1e-6))
@@ -79,7 +79,7 @@ def test_scg_stays_in_the_ball_for_every_coefficient_set(coefficients):
     generator = torch.Generator().manual_seed(0)
     for step in range(100):
         outward = -model.weight.detach() + 1e-3 * torch.randn(5, 12, generator=generator)
-        model.weight.grad = outward if step % 2 else torch.randn(5, 12, generator=generator)
+        model.weight.grad = outward if step % 2 or step > 50 else torch.randn(5, 12, generator=generator)
         optimizer.step()
         if step % 10 == 0:
             assert float(norm.upper_bound(model.weight)) <= radius
