@@ -160,6 +160,44 @@ def test_a_number_out_of_reach_and_parameters_of_other_optimizers_are_named():
     assert wn.constrain(matrices, norms=model, largest_logit=5.0, example_input=TOKENS).caps()
 
 
+class Behind(nn.Module):
+    """Attention between two parameters that no default recipe knows; logits depend on the first, if it is not 0."""
+
+    def __init__(self, first=0.0):
+        super().__init__()
+        self.first, self.layer = nn.Parameter(torch.full((1, 32), first)), Attention(norm=nn.Identity)
+        self.last = nn.Parameter(torch.randn(32, 2) / 32)
+        self.first.requires_grad_(first > 0)
+
+    def forward(self, x):
+        return self.layer(F.rms_norm(x, (32,)) + self.first) @ self.last
+
+
+@pytest.mark.parametrize("number", ["largest_logit", "lipschitz"])
+@pytest.mark.parametrize("own", [True, False])
+def test_norms_that_no_recipe_knows_are_those_that_were_given(own, number):
+    model, x = Behind(), torch.randn(2, 6, 32)
+    with pytest.raises(ValueError, match=r"assign_norms\(model, \.\.\.\), which constrain takes as norms="):
+        wn.constrain(torch.optim.SGD(model.parameters(), lr=1.0), norms=model, **{number: 1e5}, example_input=x)
+    overrides = {"last": wn.Spectral(input_axis=0) if number == "lipschitz" else None}
+    sgd, assignment = torch.optim.SGD(model.parameters(), lr=1.0), wn.assign_norms(model, overrides=overrides)
+    optimizer, norms = (wn.Scion(model, overrides=overrides), None) if own else (sgd, assignment)
+    constraints = wn.constrain(optimizer, norms=norms, **{number: 1e5}, example_input=x)
+    assert ("last" in constraints.caps()) is (number == "lipschitz")
+    assert "layer.q.weight" in constraints.caps()
+
+
+def test_a_parameter_without_a_norm_is_named_where_the_number_depends_on_it():
+    model, x = Behind(1.0), torch.randn(2, 6, 32)
+    optimizer = wn.Scion(model, overrides={"first": None, "last": None})
+    with pytest.raises(ValueError, match="parameters without a norm may have any entries"):
+        wn.constrain(optimizer, largest_logit=5.0, example_input=x)
+    with pytest.raises(ValueError, match=r"no cap holds 'first', .* norms=assign_norms\(model, overrides="):
+        wn.constrain(optimizer, lipschitz=1e9, example_input=x)
+    with pytest.raises(UncertifiableError, match="the bound needs entries of first"):
+        wn.certify(model, x, within=wn.constrain(optimizer, {"layer": wn.HardCap(1.0)}))
+
+
 class Soft(Attention):
     """Logits below 7 by tanh, written out, behind a norm layer of gain `1 + w`, and a token of its own in front."""
 

@@ -247,7 +247,11 @@ def certificate_of(
 
 def refused(error: UncertifiableError, model: nn.Module, names: list[str]) -> UncertifiableError:
     """The error with a remedy: a call of `constrain` for those of the named parameters that have a norm."""
-    norms = {name: a.norm for a in assign_norms(model) for name in (a.name, *a.aliases) if a.norm is not None}
+    try:
+        assigned = assign_norms(model)
+    except ValueError:  # a parameter has no norm by default
+        return error
+    norms = {name: a.norm for a in assigned for name in (a.name, *a.aliases) if a.norm is not None}
     pairs = ", ".join(f"{name!r}: wn.constraints.{serving(norms[name])}(1.0)" for name in names if name in norms)
     return UncertifiableError(
         f"{error}. What has no promise may have one by wn.constrain(optimizer, {{{pairs}}}), with the other "

@@ -19,13 +19,14 @@ from wellnormed.certificates.budget import Budget, caps_of_constant, in_both
 from wellnormed.certificates.cost import cost_of
 from wellnormed.certificates.logits import Logits, for_most_inputs, logit_caps
 from wellnormed.certificates.printing import only_relu
-from wellnormed.certificates.promising import promise_of
+from wellnormed.certificates.promising import any_entries, promise_of
 from wellnormed.certificates.proved_caps import layers_with, refuse_training
 from wellnormed.certificates.sizes import UNITS, Unit, entries_of, slope
 from wellnormed.certificates.within import Capped, Within, constant_of
 from wellnormed.constraints import ColumnCap, Constraint, Constraints, HardCap
 from wellnormed.constraints.caps import EntryCap
 from wellnormed.constraints.matching import attach, matched, norms_of
+from wellnormed.constraints.step_lengths import BoundsItsSteps
 from wellnormed.norms import BiasRMS, Norm
 from wellnormed.parallel.layout import whole
 from wellnormed.program.capturing import capture
@@ -68,14 +69,15 @@ def constrain_to(
     asked: Asked,
 ) -> Constraints:
     """Find caps that bound the number that is asked for, and attach them; the other arguments are `constrain`'s."""
-    model = norms if isinstance(norms, nn.Module) else getattr(optimizer, "model", None)
-    if not isinstance(model, nn.Module):
+    known = optimizer.assignment if isinstance(optimizer, BoundsItsSteps) else Assignment(())
+    model = norms if isinstance(norms, nn.Module) else (known if norms is None else norms_of(optimizer, norms)).model()
+    if model is None:
         raise ValueError(
             f"constrain: {asked.what}= needs the model, which this optimizer does not know; pass norms=model"
         )
     model = unwrapped(model)
     if asked.of_logits and not isinstance(norms, Assignment):
-        norms = assign_norms(model, per_head=True)
+        norms = assign_norms(model, overrides=known.overrides if norms is None else None, per_head=True)
     assignment = norms_of(optimizer, norms)
     by_hand = matched(given, assignment).owner
     named = list(model.named_parameters(remove_duplicate=False))
@@ -89,7 +91,10 @@ def constrain_to(
             capped, promises = {}, {}
             for a in (a for a in assignment if not program.stored.keys().isdisjoint(names[a.name])):
                 norm, shape, constraint = a.norm, tuple(a.parameter.shape), given.get(by_hand.get(a.name, ""))
-                if constraint is None:
+                if norm is None and asked.of_logits:  # logits may not depend on it
+                    stored = [name for name in names[a.name] if name in program.stored]
+                    promises |= {name: any_entries(name, a.parameter) for name in stored}
+                elif constraint is None:
                     kinds[a.name], norm = _kind(a)
                     least = 0.25 if asked.of_logits and isinstance(norm, BiasRMS) else 1.0
                     start[a.name] = max(least, float(norm.upper_bound(whole(a.parameter.detach()))))
@@ -135,8 +140,8 @@ def _kind(a: AssignedParameter) -> tuple[type[HardCap | ColumnCap | EntryCap], N
         if a.norm is not None and kind(1.0).acts_on(a.norm):
             return kind, a.norm
     raise ValueError(
-        f"constrain: no cap holds {a.name!r}, whose norm is {a.norm}; pass norms=model for the default norms, or a "
-        "constraint of your own for it"
+        f"constrain: no cap holds {a.name!r}, whose norm is {a.norm}; pass norms=assign_norms(model, overrides="
+        f"{{{a.name!r}: ...}}) with another norm, such as wn.Spectral()"
     )
 
 

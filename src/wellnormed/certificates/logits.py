@@ -108,8 +108,8 @@ def logit_caps(
         if within.constant(caps) <= Decimal(most):
             return caps
     raise ValueError(
-        f"constrain: no caps were proved to keep largest_logit={most}; frozen weights, tables and the given "
-        f"constraints leave logits of up to {shown(within.constant(caps))}"
+        f"constrain: no caps were proved to keep largest_logit={most}; frozen weights, tables, parameters "
+        f"without a norm and the given constraints leave logits of up to {shown(within.constant(caps))}"
     )
 
 
@@ -128,5 +128,5 @@ def _scaled(within: Within, row: str, caps: Caps, most: float, rest: Caps) -> Ca
         raise ValueError(
             f"constrain: largest_logit={most} is less than {row} can have: with caps of {LEAST:g} of the norms at the "
             f"start of {', '.join(caps)} it has {least}. Without a norm layer before queries and keys, logits grow "
-            "with all layers before, and with the radius of the input"
+            "with all layers before, and with the radius of the input; parameters without a norm may have any entries"
         ) from None

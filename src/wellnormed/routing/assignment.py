@@ -82,6 +82,8 @@ class Assignment:
     """All matrices and kernels; their initial sizes set the radii of vectors and embeddings."""
     model: Weak = field(default=UNKNOWN, repr=False, compare=False)
     """A weak reference to the model of these parameters: a call returns the model, or None once it is freed."""
+    overrides: Mapping[str, Norm | None] = field(default_factory=dict, repr=False, compare=False)
+    """The overrides by which they were assigned."""
 
     def __iter__(self) -> Iterator[AssignedParameter]:
         return iter(self.assigned)
@@ -213,8 +215,9 @@ class _Routing:
         assigned = [self._assign(p, names) for p, names in self.places.items() if p.requires_grad]
         if self.missing:
             raise ValueError(
-                "\n".join(self.missing) + "\nPass overrides={name: norm} for each: Spectral() for a matrix (d_out, "
-                "d_in), Spectral(input_axis=0) for (d_in, d_out), norms.Experts() for a batch of matrices, "
+                "\n".join(self.missing) + "\nPass overrides={name: norm} for each, to the optimizer, or to "
+                "assign_norms(model, ...), which constrain takes as norms=: Spectral() for a matrix (d_out, d_in), "
+                "Spectral(input_axis=0) for (d_in, d_out), norms.Experts() for a batch of matrices, "
                 "norms.BiasRMS(ndim=...) for vectors, None for AdamW; or give the layer a `parameter_norms()` method"
             )
         for doubt, names in self.doubts.items():
@@ -223,7 +226,8 @@ class _Routing:
             message = f"{', '.join(names)} {what}: pass overrides={{{chosen}}} with {override}, or with the norm shown"
             warn(message + " by print(assign_norms(model)) to confirm it")
         frozen = tuple(names[0] for p, names in self.places.items() if not p.requires_grad)
-        return Assignment(tuple(assigned), frozen, self.recipe.lr, tuple(self._weights()), Weak(self.model))
+        overrides = dict(self.overrides)
+        return Assignment(tuple(assigned), frozen, self.recipe.lr, tuple(self._weights()), Weak(self.model), overrides)
 
     def _weights(self) -> Iterator[Weight]:
         for parameter, names in self.places.items():
