@@ -5,7 +5,9 @@ stands elsewhere in it: a path such as `y.claims.0.measure` with the new content
 """
 
 import copy
+import decimal
 import json
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -18,12 +20,15 @@ from unittest import mock
 import numpy as np
 
 from wellnormed.proof import Bounds, Proof, Report, check
-from wellnormed.proof.arithmetic import Arithmetic
+from wellnormed.proof.arithmetic import FORMATS, Arithmetic
 from wellnormed.proof.check import conclude
+from wellnormed.proof.claims import complete, prove
 from wellnormed.proof.decimals import decimals, root_down, rounding_up
+from wellnormed.proof.functions import FUNCTIONS
+from wellnormed.proof.moves import Move
 from wellnormed.proof.promises import Parts, Promise
-from wellnormed.proof.reading import read
-from wellnormed.proof.rows import Document, read_row
+from wellnormed.proof.reading import CheckError, read
+from wellnormed.proof.rows import Claim, Document, read_row
 
 Fields = dict[str, Any]
 BOUNDS_FILE = Path(__file__).with_name("bounds.json")
@@ -311,6 +316,7 @@ HONEST: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
 }  # fmt: skip
 
 
+ROUNDED = {"dtype": "float32", "roundings": 1000}
 BOUNDS = [("3", "5", "2", "1E-3"), ("7", "11", "6", "1E-4"), ("13", "19", "12", "1E-5")]
 """Radius, gain, largest entry and error of the inputs of the next rows, which state more than follows."""
 
@@ -341,6 +347,7 @@ AS = np.array([3.0, 4.0, 0, 0])
 T3, T4 = {"p": np.ones((4, 3)), "q": np.ones((8, 3))}, {"v": AS, "w": 2 * I4, "b": np.array([-1.0, 2, -2, 4])}
 ROWS: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
     "contraction": (alone("contraction", V), {}),
+    "contraction of tokens": (alone("contraction", [[1, 3, 2]] * 2, executed=ROUNDED), {}),
     "contraction that grows": (alone("contraction", V, growth=1.25), {}),
     "scaling": (alone("scaling", V, claim("max_abs", "v", 4)), T4),
     "shift": (alone("shift", V, claim("max_abs", "v", 4)), T4),
@@ -355,6 +362,8 @@ ROWS: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
     "softmax": (alone("softmax", [[1, 2, 3]] * 2, over=2, axes=[1, 2]), {}),
     "log_softmax": (alone("log_softmax", [[1, 2, 3]] * 2, over=2, axes=[1, 2]), {}),
     "log_softmax of one": (alone("log_softmax", [[1, 3, 1]] * 2, over=2, axes=[1, 2]), {}),
+    **{f"{each} of tokens": (alone(each, [[1, 3, 2]] * 2, over=2), {}) for each in ("softmax", "log_softmax")},
+    "logsumexp of tokens": (alone("logsumexp", [[1, 3, 2], [1, 3, 1]]), {}),
     "logsumexp": (alone("logsumexp", [[1, 2, 3], [1, 2, 1]], axes=[1, 2]), {}),
     "logsumexp of one in 16 bits": (alone("logsumexp", [[1, 3, 1]] * 2, axes=[1, 2], executed={"dtype": "bfloat16"}),
         {}),
@@ -384,10 +393,11 @@ ROWS: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
     ),
     "mixture": (alone("mixture", [[1, 3]] * 4), {}),
     "mixture of one entry": (alone("mixture", [[1, 1]] * 4), {}),
-    "product": (alone("product", [[1, 4]] * 3), {}),
-    "tanh": (alone("elementwise", V, function="tanh"), {}),
-    "cos": (alone("elementwise", V, function="cos"), {}),
-    "hardswish": (alone("elementwise", V, function="hardswish"), {}),
+    "product": (alone("product", [[1, 3]] * 3), {}),
+    "adjoint of three taps": (alone("convolution", [[1, 2, 3], [1, 2, 9]], claim("convolution", "w", 3.5, size=[9],
+        stride=[2], dilation=[2], groups=1), axes=[1, 2], stride=[2], dilation=[2], groups=1, adjoint=True),
+        {"w": np.ones((2, 2, 3)) / 2}),
+    **{each: (alone("elementwise", V, function=each), {}) for each in FUNCTIONS},
     "silu in 16 bits": (alone("elementwise", V, function="silu", executed={"dtype": "bfloat16"}), {}),
     "silu stored in 16 bits": (
         alone("elementwise", V, function="silu", executed={"dtype": "bfloat16", "roundings": 1}), {},
@@ -466,10 +476,22 @@ CUT = [
 ]  # fmt: skip
 CUT_WEIGHT = {"w": np.diag([1.0, 1, 1, 2, 3, 3])[:, [0, 3, 4, 5]]}
 """A map whose outputs are cut into two parts and into three."""
+SHARES = [
+    X, row("t", "times", "x", (1, 3, 2), factor=-3.0), row("s", "softmax", "t", (1, 3, 2), over=2),
+    row("u", "softmax", "x", (1, 3, 2), over=2), row("a", "add", "s u", (1, 3, 2)),
+    row("v", "pick", "x", (1, 2, 2), offset=0, tables=[0, 2, 1]),
+    row("z", "matrix_product", "a v", (1, 3, 2), reads=[[2], [1, 2]]), OUT,
+]  # fmt: skip
+THIRD = [X, row("t", "times", "x", (1, 3, 2), divisor=3.0)]
+CANCELLED = [X, row("f", "times", "x", (1, 3, 2), factor="f"), row("p", "add", "x f", (1, 3, 2))]
+CANCELS = {"f": np.array([[-1.0, -1], [-1, 1], [1, 1]]), "g": np.array([[0.0, 0], [0, 1], [1, 1]])}
 MOVED: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
     "sum": ([X, row("z", "add", "x x", (1, 3, 2)), OUT], {}),
     "sum of two": ([X, Y, row("z", "add", "x y", (1, 3, 2)), OUT], {}),
     "sum of two in one group": ([X, Y, row("z", "add", "x y", (1, 3, 2)), end("z", 1, 3, 2, axes=[1, 2])], {}),
+    "all of two": ([X, {**X, "name": "y"}, row("s", "add", "x y", (1, 3, 2)), row("z", "pick", "s", (1, 6), offset=0,
+        tables=[0, 1]), ONE], {}),
+    "attention in steps": (SHARES, {}),
     "sum of alike": ([X, {**X, "name": "y"}, row("z", "add", "x y", (1, 3, 2)), OUT], {}),
     "third": ([X, row("z", "times", "x", (1, 3, 2), divisor=-3.0), OUT], {}),
     "half": ([X, row("z", "times", "x", (1, 3, 2), divisor=2.0), OUT], {}),
@@ -545,6 +567,18 @@ MOVED: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
         ],
         CUT_WEIGHT,
     ),
+    "ends of a cut": ([*CUT, row("z", "pick", "y", (1, 2), offset=0, tables=[0, 5]), end("z", 1, 2)], CUT_WEIGHT),
+    "a number": ([X, row("n", "pick", "x", (), offset=1, tables=[]), row("r", "elementwise", "n", (), function="relu",
+        axes=[], reads=[[]]), row("z", "pick", "r", (2,), offset=0, tables=[0]), end("z", 2)], {}),
+    "thirds partly repeated": ([tokens("x", (3, 5, 7), (11, 13, 17), (2, 4, 6), (0, 0, 0)), *THIRD[1:], row("z", "pick",
+        "t", (1, 3), offset=0, tables=[0, [0, 0, 1]]), end("z", 1, 3)], {}),
+    "factors of thirds": ([*THIRD, row("z", "times", "t", (1, 3, 2), factor="f"), OUT], {"f": np.array([0.5, -2.0])}),
+    "zeros and thirds": ([*THIRD, row("a", "times", "t", (1, 3, 2), factor="f"), row("b", "times", "t", (1, 3, 2),
+        factor="g"), row("z", "add", "a b", (1, 3, 2)), OUT], {"f": np.array([[0.0, 0], [1, -1], [1, 1]]),
+        "g": np.array([[1.0, -1], [0, 0], [1, 1]])}),
+    "partly cancelled": ([*CANCELLED, row("z", "times", "p", (1, 3, 2), factor=3.0), OUT], CANCELS),
+    **{f"cancelled {when}": ([*CANCELLED, row("g", "times", "x", (1, 3, 2), factor="g"), row("z", "add", both,
+        (1, 3, 2)), OUT], CANCELS) for when, both in (("before", "p g"), ("after", "g p"))},
     "halves of a cut": (
         [
             start("x", 1, 4), linear("y", "x", "w", 3, 1, 6),
@@ -770,9 +804,21 @@ FORGED: list[tuple[Any, ...]] = [
 ]  # fmt: skip
 """Forgeries: a document, words of its refusal, what is changed, and a true constant above the forged one."""
 F16, BF16, NO_ERROR = {"dtype": "float16"}, {"dtype": "bfloat16", "roundings": 200}, {"error": stated(0)}
-FLAT: Fields = {"shape": (1, 1, 1), "error": stated(0, shape=(1, 1, 1))}
-FLAT_HEADS: Fields = {"shape": (1, 1, 1, 1), "error": stated(0, shape=(1, 1, 1, 1))}
+FLAT, FLAT_HEADS = (
+    {"shape": [1] * n, "gain": stated(9, shape=[1] * n), "error": stated(0, shape=[1] * n)} for n in (3, 4)
+)
+SMALL = {"x0.constants.radius": 1e-9, **stating("x0", "0.01", **FLAT)}
 FAULTS: list[tuple[str, Fields]] = [
+    ("contraction of tokens", stating("x0", 3, 4, 300, shape=(1, 3, 1), error=stated(0, shape=(1, 1, 1))) | {
+        "y.executed": F16 | {"roundings": 1}}),
+    ("average of tokens alone", {**stating("x0", "1E+36", error=stated("5E+37", shape=(1, 1, 1)), shape=(1, 1, 1)),
+        "y.executed": {"dtype": "float32", "roundings": 9}}), ("small potential", {"y.executed": None}),
+    ("unit", stating("x0", 300, **FLAT) | {"y.executed": F16}),
+    *((each, stating("x0", 3, error=stated(9000)) | {"y.executed": F16}) for each in ("tanh", "mixture")),
+    ("normalization", stating("x0", 300, **NO_ERROR) | {"y.executed": F16}),
+    ("small potential", {"y.executed": {"dtype": "float32", "roundings": int(0.4 * 2**24)}}),
+    ("small potential", stating("x0", "3E+38", **NO_ERROR) | {"tensors.w": I4 / 2, "y.claims.0.values": [0.5625]}),
+    ("third", stating("x", 65000, **FLAT) | {"z.constants": {"factor": 1.0}, "z.executed": F16 | {"roundings": 100}}),
     ("mlp", {"y.executed": None}), ("mlp", {"z.executed": None}), ("mlp", {"document.execution": None}),
     ("mlp", {"y.executed": {"dtype": "float32", "roundings": 2**23 + 1}}),
     ("mlp", stating("y", 9, error=stated("1E+9999"))),
@@ -793,13 +839,18 @@ FAULTS: list[tuple[str, Fields]] = [
     ("small potential", {"y.executed": {"dtype": "bfloat16"}}),
     ("small potential", stating("x0", "6E+35", **NO_ERROR) | {
         "y.constants.factor": 100.0, "y.executed": {"dtype": "float32"}, "tensors.w": 2 * I4 - 1}),
+    ("softmax", SMALL | {"y.executed": {"dtype": "float32", "roundings": int(0.12 * 2**24)}}),
+    *(("attention alone", stating("x0", q, **FLAT_HEADS) | stating("x1", k, **FLAT_HEADS) | {"y.executed": F16,
+        "y.constants.scale": scale, "y.constants.added": added, "x0.constants.radius": 1e-9, "x1.constants.radius":
+        1e-9}) for q, k, scale, added in ((100, 100, 10.0, 0.0),
+        (1000, "1E-6", 100.0, 0.0), ("1E-6", 1000, 100.0, 0.0), (1, 1, 1.0, 7e4))),
     ("softmax", stating("x0", "1E+9", **FLAT) | {"y.executed": {"dtype": "float32", "roundings": 2**22}}),
     ("log_softmax", stating("x0", "1E+9", **FLAT)),
     ("logsumexp", {**stating("x0", 20000, **FLAT), "y.executed": F16}),
     ("tanh", {**stating("x0", 9000, **NO_ERROR), "y.executed": F16}),
     ("ball", {**stating("x0", 100, **FLAT), "y.executed": F16}),
     ("average of tokens alone", {**stating("x0", 6e4, largest=stated(6, shape=(1, 1, 1)), **FLAT), "y.executed": F16}),
-    ("contraction", {"y.executed": F16 | {"roundings": 1, "beside": 7e4}}),
+    ("contraction", {"y.executed": F16 | {"roundings": 1, "beside": -7e4}}),
     ("average of tokens alone", {**stating("x0", "6E+36", largest=stated("5E+37", shape=(1, 1, 1)), **FLAT),
         "y.executed": {"dtype": "float32", "roundings": 9}}),
     ("third", {"z.executed": None}), ("third", {"z.executed": {"dtype": "bfloat16", "roundings": 128}}),
@@ -814,7 +865,54 @@ FAULTS: list[tuple[str, Fields]] = [
 
 
 REAL: Fields = {"document.execution": None}
+GATE = row("s", "elementwise", "x0", (1, 3), function="sigmoid")
+MARGIN = {"j": [row("m", "margin", "z", (1, 1), claim("row_difference", "w", 2), factor=1.0), HONEST["slope"][0][-2]]}
+LANES, TF32 = {"document.execution": {"lanes": 64}}, {"document.execution": {"products": "tf32"}}
 X3, X03, X02 = ("x", 3), ("x0", 3), ("x0", 2)
+KEYS: Fields = {
+    "a.claims": ATTENTION["claims"][:2],
+    "kh": [HEADS[1], row("ks", "times", "kh", (1, 2, 3, 2), factor=3.0)],
+    "a.inputs.1": "ks",
+}
+UNLIKE = {x: [[i * unit for i in range(first, first + 2 * n)] for unit in (1, 1e-4)]
+    for x, first, n in (("x0", 3, 3), ("x1", 5, 5), ("x2", 9, 5))}  # fmt: skip
+CHANGED: list[tuple[str, Fields]] = [
+    ("mlp", REAL), ("mlp", LANES | {"y.executed": ROUNDED}), ("mlp", {"y.executed": ROUNDED}), ("transposed", LANES),
+    *(("product", {"y": [*some, row("y", "product", f"{x} x1", (1, 3))], "tensors.c": np.ones((1, 3))})
+        for x, *some in (("s", GATE),
+        ("t", GATE, row("t", "times", "s", (1, 3), factor=3.0)), ("t", GATE, row("t", "add", "s x1", (1, 3))),
+        ("c", row("c", "constant", "", (1, 3), tensor="c")))), ("product", {"y.inputs": ["x1", "x0"]}),
+    ("product", stating("x0", 3, largest=stated("0.1")) | {"x0.constants.radius": 1e-9, "y": [GATE | {"constants": {
+        "function": "tanh"}}, row("y", "product", "s x1", (1, 3))]}),
+    ("average of tokens alone", {"tensors.p": np.ones((1, 4, 3))}),
+    ("margin", stating("x", 3, 4, shape=(2, 1)) | {f"{each}.shape.0": 2 for each in ("x", "y", "m", "t", "out")} | {
+        "tensors.w": np.diag([1.0, 3, 0, 0])[:2], "y.claims.0.values": [3.5], "m.claims.0.values": [3.5],
+        "m.constants.factor": -0.5, "t.constants.factor": -0.5}), ("slope", MARGIN),
+    ("clamp to a box", {"y.executed.beside": -9.0}), ("relu6", stating("x0", 9, error=stated("1E+3"))),
+    *((each, {"y.executed.dtype": "float64"}) for each in ("hardswish", "hardsigmoid", "silu")),
+    ("large ball", stating("x0", 3, shape=(1, 1, 1), largest=stated(9, shape=(1, 1, 1)))),
+    ("softmax", stating("x0", 9, shape=(1, 1, 1), error=stated("1E+3", shape=(1, 1, 1)))),
+    ("mlp", TF32), ("mlp", {"document.execution": {"products": "bfloat16"}}), ("normalization", TF32),
+    ("mlp", TF32 | {"y.executed.dtype": "float64"}), ("attention together", {"x.axes": [2], "y.constants.scale": 1e-3}),
+    ("clamp to a box", {"y.constants.numbers": [-float(FORMATS["float32"].largest), 2.0**-126]}),
+    ("contraction", {**stating("x0", 65504, **NO_ERROR), "y.executed": F16 | {"roundings": 0}}),
+    ("slope", {"z.constants.numbers": [-3.0], "z.claims": [], "j.constants.bound": 7.0}),
+    *(("third", {"z.constants": {"factor": each}}) for each in (2.0**-1000, 2.0**1000)),
+    ("third", {"z.executed.beside": -9.0}), ("half", {"z.constants.divisor": -2.0}),
+    ("a third and a tenth", {f"{each}.constants": {"factor": 2.0**1000} for each in "ts"}),
+    *(("constant", {"tensors.c": np.full((3, 2), 0.1), "z.executed.roundings": each}) for each in (None, 0)),
+    *(("mlp", {"y.executed.dtype": each, "z.executed.dtype": each}) for each in FORMATS if each != "real"),
+    ("attention", KEYS),
+    ("attention", KEYS | {"a.claims": ATTENTION["claims"], "q": [row("q0", "linear", "x", (1, 3, 4),
+        claim("spectral", "wq", 2), parts=1), row("q", "times", "q0", (1, 3, 4), factor=3.0)]}),
+    ("attention alone", {"y.constants.added": -3.0, "y.constants.moved": -0.5}),
+    ("attention alone", dict(x for name, (sizes, errors) in UNLIKE.items() for x in stating(name, *sizes,
+        shape=(1, 2, len(sizes) // 2, 1), error=stated(*errors, shape=(1, 2, len(sizes) // 2, 1))).items())),
+    ("softmax", SMALL | {"y.executed": ROUNDED | {"roundings": int(0.1 * 2**24)}}),
+]  # fmt: skip
+"""Valid documents that differ from one of the others."""
+
+
 ORIGINALS: list[tuple[str, Fields]] = [
     ("mlp", original(w=I4[:2] * 1.5, b=[3.0, 4.5])), ("mlp", original(w=I4[:2] * 1.5, b=[3.0, 4.5]) | REAL),
     ("mlp", original(b=[3.0, 4.0])), ("mlp", original(w=I4[:2] * 1.5) | {"y.executed": None}),
@@ -834,10 +932,42 @@ ORIGINALS: list[tuple[str, Fields]] = [
     ("third", original(X3) | REAL), ("scaling", original(X02, v=[3.0, 2, 0, 0])), ("rules", original() | REAL),
     ("tanh", original(X02) | REAL), ("tanh", original(X02)),
     ("attention alone", original(("x0", 4), ("x1", 4), ("x2", 4)) | {"y.constants.moved": -0.5} | REAL),
+    ("embedding in a box", original(table=[[2, 0], [0, 1.5], [0.5, -2]])), ("hardswish", original(X02) | REAL),
+    ("average of tokens alone", original(X03, p=np.ones((4, 3)) / 2)),
+    ("potential of positive sign", original(X03, w=I4, b=[-1.0, 1, -2, 4])),
+    ("zero factor", original(X3, f=[[1.0], [0], [7]])), ("factors of thirds", original(X3, f=[0.5, -1.0])),
     ("mixture", original(X02, ("x1", 2), ("x2", 2)) | REAL), ("idle ball", original() | REAL),
 ]  # fmt: skip
 """Documents with an original, of which `bounds.json` has the changes that follow, too."""
+HALVES = [row(each, "rounding", of, (1, 2, 2), dtype="bfloat16") for each, of in (("p", "d"), ("p2", "x"))]
+TOKENS: Fields = stating("x", 3, 4, 5, shape=(1, 3, 1), gain=stated(99, shape=(1, 1, 1)))
+REPORTS: list[tuple[str, Fields]] = [
+    ("mlp", {"document.original": {"w": "original/w"}, "tensors.original/w": I4[:2] * 1.5, "document.tensors": {
+        "w": Proof({"w": I4[:2]}).stored["w"].digest}, "document.lipschitz": "1.6875000000000001"}),
+    ("mlp", {"document.each_sample": True, "tensors.v": I2, "document.fixed": ["v"]}), ("moves", {"p": HALVES}),
+    ("margin", original(b=[3.0, 4.5])),
+    ("margin", original(b=[3.0, 4.5]) | {"m.constants.factor": 1.0, "out.inputs.0": "y"}),
+    ("promised", {}),
+    ("embedding in a box", {}), ("convolution", {}), ("mlp", {f"{each}.executed": None for each in "xyz"}),
+    ("embedding", TOKENS), ("embedding", {"x": [HONEST["embedding"][0][0], start("u", 1, 1, 2, claims=[claim("row_norm",
+        "wide", 1), claim("diameter", "wide", 1.5)], radius=2.0)], "tensors.wide": I2}),
+    *(("clamp", {"x.constants": {"dtype": "float32", "low": low, "high": high}}) for low, high in ((-4e38, 4e38),
+        (-4e38, 1.0), (-1.0, 4e38))),
+]  # fmt: skip
+"""Documents of which `bounds.json` has the report."""
 PARTLY: list[tuple[Any, ...]] = [
+    *(("moves", "either positions, or an offset", {f"p.constants.{key}": each for key, each in some.items()})
+        for some in ({"offset": 0}, {"tables": [0, 2, 1]}, {"offset": 0, "tables": [0, 2, 1]})),
+    ("average of tokens", "matrices are too many", {"x.shape": [1, 1, 3, 2], "x.axes": [3], "y.shape": [1, 1, 4, 2],
+        "y.axes": [3], "y.reads": [[3]], "out.shape": [1, 1, 4, 2], "out.axes": [3], "out.reads": [[3]],
+        "y.constants.parts": [1, 2], "y.claims.0": claim("row_sum", "heads", 3, 3, parts=2)}),
+    ("potential", "no matrix of 4 columns", {"tensors.w": np.stack([2 * I4[:2], 0 * I4[:2]], 2)}),
+    ("slope", "rounded after the map", MARGIN | {"out": [row("s", "add", "j", (1, 2), executed=ROUNDED), end("s",
+        1, 2)]}),
+    ("slope", "rounded after the map", {"j": [row("t", "times", "y", (1, 2), factor=-1.0, executed={"dtype": "float32",
+        "beside": 9.0}), MARGIN["j"][0], MARGIN["j"][1] | {"inputs": ["t", "x"]}]}),
+    ("mlp", "neither a ball nor a box", {"x.constants.high": 0.1}),
+    *(("moves", "product of its factors", {"d.constants": {"factor": each}}) for each in (-1e308, 1e308)),
     ("moves", "not shown to leave", {"i.constants.scale": 1.0}),
     ("cut", "not the map of", {"p": [{**HONEST["cut"][0][2], "name": "y/2/2"}, HONEST["cut"][0][3]]}),
     ("attention", "not made of heads", {"kh": [HEADS[1], row("k2", "pick", "k", (1, 2, 3, 2), offset=2,
@@ -915,6 +1045,7 @@ FILES: list[tuple[Any, ...]] = [
 """Words of a refusal, files beside those of `mlp` or changes of these, and a limit of the kernel that is so small."""
 LIMITS: list[tuple[str, str, str, int]] = [
     ("rules", "6 groups of a tensor", "gather._GROUPS", 5),
+    ("all of two", "has entries of 6 groups", "gather._GROUPS", 5),
     ("moves", "have 12 entries, more than", "gather._ENTRIES", 11),
     ("moves", "have 6 entries, more than", "gather._GROUP", 5),
     ("moves", "kinds of groups", "gather._KINDS", 1),
@@ -929,6 +1060,14 @@ LIMITS: list[tuple[str, str, str, int]] = [
     ("slope", "are too many", "lipsdp._HELD", 2),
 ]  # fmt: skip
 """A document, words of its refusal, and the limit that it exceeds if that is so small."""
+
+
+SPLIT: list[tuple[Any, ...]] = [
+    ("moves._BLOCK", 1, "factors", {"tensors.f": np.array([0.5, 0.3])}),
+    *(("gather._PAIRS", most, "rotated by thirds") for most in (7, 8)),
+    ("gather._BLOCK", 2, "moves"),
+]
+"""A limit of what is done at once, and a document."""
 
 
 def forge(name: str, changes: Fields) -> tuple[Fields, dict[str, np.ndarray]]:
@@ -1045,17 +1184,55 @@ def followed(shape: tuple[int, ...], capped: Sequence[Any], measure: str, **sett
     return " ".join(map(repr, proof.claim(measure, *("wv" if measure == "product" else "w"), **settings).values))
 
 
+def varied(name: str) -> str:
+    """What is proved of a row if each group of its inputs has other bounds, and in 16 bits."""
+    changes: Fields = {}
+    for number, each in enumerate(HONEST[name][0]):
+        if each["operation"] == "input":
+            shape = [1 if axis in each["axes"] else n for axis, n in enumerate(each["shape"])]
+            sizes = np.arange(math.prod(shape)) + 5 + number
+            changes |= stating(each["name"], *sizes, shape=shape, error=stated(*sizes / 1024, shape=shape))
+    return digits(name, changes) + " " + digits(name, {"y.executed.dtype": "float16"})
+
+
+def room(name: str) -> str:
+    """How many bytes moves ask for, and how many the rows of a document hold."""
+    document, tensors = forge(name, {})
+    with mock.patch.object(Move, "require_room", autospec=True) as asked:
+        proof = settle(document, tensors)
+    return " ".join(str(each) for each in [*(call.args[1] for call in asked.call_args_list), proof._held])
+
+
+def limited_digits(limit: str, most: int, name: str, changes: Fields | None = None) -> str:
+    """What is proved where the kernel does no more at once."""
+    with limits(limit, most):
+        return digits(name, changes)
+
+
+def claimed(measure: str, *arrays: Any, **settings: Any) -> str:
+    """The values of a claim on stored tensors, in so many digits as any machine gives."""
+    claim = Proof(dict(zip("vw", map(np.asarray, arrays), strict=False))).claim(
+        measure, *"vw"[: len(arrays)], **settings
+    )
+    return " ".join(f"{value:.12g}" for value in claim.values)
+
+
+def reported(name: str, changes: Fields) -> str:
+    """The report on a valid document."""
+    return str(accepted(name, changes))
+
+
 def digits(name: str, changes: Fields | None = None) -> str:
-    """Of a valid document: the bounds of its result, what else follows, and the first row whose error has no bound."""
+    """Of a valid document: the bounds of its result, what else follows, and how it is executed."""
     document, tensors = forge(name, changes or {})
     proof, report = settle(document, tensors), check(document, tensors)
     rows = list(proof.rows.values())
     others = [report.margin, report.substitution, *(each for some in report.attention_logits.values() for each in some)]
-    others += [row.bounds.error.max() for row in rows if row.operation == "margin"]
+    others += [each.max() for row in rows if row.operation == "margin" for each in row.bounds]
     others += [row.change.max() for row in rows if row.change is not None and row.operation in ("margin", "output")]
     others += [report.change]
     numbers = [[*map(str, x.flat)] for x in rows[-1].bounds] + [[str(each)] for each in others if each is not None]
-    return " ".join([*(",".join(each) for each in numbers), document["unbounded_at"]])
+    return " ".join([*(",".join(each) for each in numbers), report.executed])
 
 
 ROWS_OF_6 = [((1, 2, 3), 2.0, 0, (0, 3, 1)), ((1, 4, 3), 5.0, 6, (0, 3, 1))]
@@ -1079,21 +1256,67 @@ PROMISED: list[partial[str]] = [
 ]  # fmt: skip
 
 
-def coarsely(call: Callable[[], str]) -> str:
-    """What is proved where roundings are as large as 2^-20 and underflow as 2^-30, which shows every margin."""
+SLANTED = np.array([[3.0, 0, 0], [4.0, 0, 0], [0, 0, 1.5], [0, 0.75, 0]])
+CLAIMED: list[partial[str]] = [
+    partial(claimed, "spectral", SLANTED), partial(claimed, "spectral", SLANTED, parts=2),
+    partial(claimed, "spectral", SLANTED, transposed=True), partial(claimed, "spectral", SLANTED, parts=3,
+        transposed=True), partial(claimed, "product", SLANTED, 3 * I4, pairs=[[1, 0], [0, 1]], parts=[2, 2],
+        transposed=[False, False]), partial(claimed, "product", 1e-200 * I2, 1e-200 * I2, pairs=[[0, 0]], **PAIR),
+    *(partial(claimed, each, SLANTED) for each in ("row_norm", "row_difference", "row_sum", "diameter", "max_abs")),
+    partial(claimed, "row_difference", SLANTED, transposed=True), partial(claimed, "row_sum", SLANTED, parts=2),
+    partial(claimed, "group_norm", [3.0, 4, 0, -5], parts=2), partial(claimed, "positive_norm", [3.0, 4, -5]),
+    partial(claimed, "diameter", [[0.0, 0], [5, 0], [0, 12]]), partial(claimed, "diameter", [[1e9, 0], [1e9, 3]]),
+    *(partial(claimed, "taps", np.arange(16.0).reshape(4, 2, 2), groups=each) for each in (1, 2)),
+    partial(claimed, "convolution", np.arange(1, 17.0).reshape(2, 2, 2, 2), size=[5, 4], stride=[2, 1], dilation=[1, 2],
+        groups=1), partial(claimed, "convolution", np.arange(8.0).reshape(4, 1, 2), size=[3], stride=[2], dilation=[1],
+        groups=2),
+]  # fmt: skip
+
+
+def edge(accept: Callable[[float], Any], low: float, high: float) -> str:
+    """The least number that is accepted, in so many digits as any machine gives; the first is not, and the last is."""
+    accept(high)
+    for _ in range(40):
+        middle = (low + high) / 2
+        try:
+            accept(middle)
+        except CheckError:
+            low = middle
+        else:
+            high = middle
+    return f"{high:.9g}"
+
+
+def edge_of(measure: str, *arrays: Any, **settings: Any) -> str:
+    """The least value of a claim on stored tensors that is proved, between 1 and 99."""
+    tensors = dict(zip("vw", map(np.asarray, arrays), strict=False))
+    names = tuple("vw"[: len(arrays)])
+    return edge(lambda x: prove(complete(Claim(measure, names, (x,), settings)), tensors.__getitem__), 1.0, 99.0)
+
+
+EDGES: dict[str, Callable[[], str]] = {
+    "spectral": partial(edge_of, "spectral", SLANTED), "product": partial(edge_of, "product", SLANTED, SLANTED, **PAIR,
+        pairs=[[0, 0]]), "convolution": partial(edge_of, "convolution", np.arange(1, 17.0).reshape(2, 2, 2, 2),
+        size=[5, 4], stride=[2, 1], dilation=[1, 2], groups=1), "group_norm": partial(edge_of, "group_norm", [3.0, 4]),
+    "slope": partial(edge, lambda x: accepted("slope", {"j.constants.bound": x}), 1.0, 99.0),
+    "margin": partial(edge, lambda x: accepted("margin", {"t.constants": {"divisor": 3.0}, "m.constants.factor": x}),
+        0.1, 9.0),
+    "slope of a sum": partial(edge, lambda x: accepted("slope", {"y": [HONEST["slope"][0][3], row("s", "add", "x y",
+        (1, 2)), row("h3", "times", "h", (1, 2), factor=3.0), row("t", "add", "s h3", (1, 2))], "j.inputs.0": "t",
+        "j.constants.bound": x}), 1.0, 999.0),
+}  # fmt: skip
+"""Name -> the least number that is proved."""
+
+
+def coarsely(call: Callable[[], Any]) -> Any:
+    """What is proved where roundings are 2^-20, underflows 2^-30 or 2^-10, which shows every margin."""
+    coarse = {name: form._replace(floor=decimal.Decimal(2.0**-10)) for name, form in FORMATS.items() if form.floor}
     with ExitStack() as stack:
-        for place in (
-            "value.UNIT",
-            "gather.UNIT",
-            "attention.UNIT",
-            "products.UNIT",
-            "claims.UNIT",
-            "matrices.UNIT",
-            "promises.UNIT",
-        ):
-            stack.enter_context(limits(place, 2.0**-20))
-        for place in ("claims.TINY", "matrices.TINY", "promises.TINY", "lipsdp.TINY"):
-            stack.enter_context(limits(place, 2.0**-30))
+        stack.enter_context(mock.patch.dict(FORMATS, coarse))
+        for module in ("value", "gather", "attention", "products", "claims", "matrices", "promises", "moves", "proof"):
+            stack.enter_context(limits(f"{module}.UNIT", 2.0**-20))
+        for module in ("claims", "matrices", "promises", "lipsdp"):
+            stack.enter_context(limits(f"{module}.TINY", 2.0**-30))
         return call()
 
 
@@ -1101,8 +1324,17 @@ def results() -> dict[str, Callable[[], str]]:
     """Name -> a call that gives numbers that the kernel proves, as `bounds.json` has them."""
     calls = {name: partial(digits, name) for name in HONEST}
     calls |= {f"promised {i}: {call.args[2]}": call for i, call in enumerate(PROMISED)}
+    calls |= {f"claimed {i}: {call.args[0]}": call for i, call in enumerate(CLAIMED)}
+    calls |= {f"least {name}": call for name, call in EDGES.items()}
+    for kind, documents in (("changed", CHANGED), ("an original", ORIGINALS)):
+        calls |= {f"{kind} {i}: {each[0]}": partial(digits, *each) for i, each in enumerate(documents)}
+    calls |= {f"varied {name}": partial(varied, name) for name in ROWS if ROWS[name][0][-2]["name"] == "y"}
     calls |= {f"coarsely {name}": partial(coarsely, call) for name, call in calls.items()}
-    calls |= {f"an original {i}: {each[0]}": partial(digits, *each) for i, each in enumerate(ORIGINALS)}
+    calls |= {f"report {i}: {name}": partial(reported, name, changes) for i, (name, changes) in enumerate(REPORTS)}
+    calls |= {f"room {name}": partial(room, name) for name in MOVED}
+    calls |= {f"limit {i}: {each}": partial(edge, partial(limited, name, each), 0.0, 4096.0)
+        for i, (name, _, each, _) in enumerate(LIMITS)}  # fmt: skip
+    calls |= {f"split {i}: {each[0]}": partial(limited_digits, *each) for i, each in enumerate(SPLIT)}
     return calls | {f"a fault {i}: {name}": partial(digits, name, changes) for i, (name, changes) in enumerate(FAULTS)}
 
 

@@ -57,7 +57,6 @@ WITHOUT = {
     """,
     "`test_limits` has files, shapes or strides that it refuses before time or memory is spent.": """
         files: stat.S_ISREG(status.st_mode)
-        gather: atom.max() < _GROUPS
         matrices: entries <= max(_BLOCK, 16 * w.size)
         moves: needed <= self.room
     """,

@@ -111,7 +111,7 @@ def change_of(rows: Sequence[Row], arithmetic: Arithmetic | None, what: str = "o
 
     None without such a row, without an original, or without a bound.
     """
-    row = next((row for row in rows if row.operation == what and row.bounds is not None), None)
+    row = next((row for row in rows if row.operation == what), None)
     if row is None or row.bounds is None or row.change is None:
         return None
     with rounding_up():

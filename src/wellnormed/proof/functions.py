@@ -98,7 +98,7 @@ def shape_of(name: str, *numbers: float) -> Shape:
     if name == "clamp":
         low, high = settings
         require(low <= high, f"its limits {low} and {high} stand in the wrong order")
-        return Shape((ZERO, ONE), ONE, max(ZERO, low, -high), max(abs(low), abs(high)))
+        return Shape((ZERO, ONE), ONE, max(ZERO, low, -high), max(-low, high))
     if name in ("clamp_min", "clamp_max"):
         return Shape((ZERO, ONE), ONE, max(ZERO, settings[0] if name == "clamp_min" else -settings[0]), None)
     *known, ceiling = FUNCTIONS[name]

@@ -119,7 +119,7 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
             some = np.array([_one_group(parts, row) for row in first], dtype=object)
             derived[:, groups] = some[inverse].T
         bounds = Bounds(*(each.reshape(outer) for each in derived))
-        for term in (term for _, term in moving if term.cancelled and not value.fault):
+        for term in (term for _, term in moving if term.cancelled):
             taken = gather(Value(value.name, shape, (Term(term.base, term.index),)), axes)
             bounds = bounds._replace(error=bounds.error + term.error * (taken.radius + taken.error))
     bounds = Bounds(*map(collapse, bounds))
@@ -141,7 +141,7 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
                 error = error + term.error * of_constant(replace(term, factor=None))[0]
     error = error + value.floor * root(math.prod(shape[axis] for axis in axes))
     if value.fault:
-        error = np.full([1] * len(shape), UNBOUNDED, dtype=object)
+        error = np.full_like(error, UNBOUNDED)
     return Bounds(*map(collapse, (radius, gain, largest, error)))
 
 

@@ -48,7 +48,7 @@ def average(row: Inference, *, parts: Sizes) -> Bounds:
     row.only(1, (1,))
     row.groups()
     (x,), (r,), rank = row.inputs, row.bounds, len(row.shape)
-    require(rank >= 2 and len(parts) == rank - 2, "it needs two axes, and a number of matrices for every other")
+    require(len(parts) == rank - 2, "it needs two axes, and a number of matrices for every other")
     along, count, tokens = rank - 2 in row.axes, math.prod(parts), x.shape[-2]  # whether groups have several tokens
     claim = row.claim(0, "spectral", parts=count, transposed=False) if along else row.claim(0, "row_sum", parts=count)
     tensor = row.shape_of(claim.tensors[0])

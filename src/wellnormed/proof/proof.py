@@ -275,7 +275,7 @@ class Proof:
         if not fault and (inference.faulty or inference.beyond or uncounted or _overflows(row, bounds)):
             fault = row.name
         if fault:
-            bounds = bounds._replace(error=np.full([1] * len(shape), UNBOUNDED, dtype=object))
+            bounds = bounds._replace(error=np.full_like(bounds.error, UNBOUNDED))
         for claim in inference.claims:
             self._prove(claim)
         if row.bounds is None:

@@ -240,7 +240,7 @@ def _unit(row: Inference, *, eps: Positive, over: Axes) -> Bounds:
 def _softmax(row: Inference, *, over: int) -> Bounds:
     """Softmax along one axis: the norm of a vector of it is at most 1, and that of the Jacobian at most 1/2."""
     row.keeps_shape()
-    vectors, one = row.entries() // row.along((over,)), np.full([1] * len(row.shape), ONE, dtype=object)
+    vectors, one = row.entries() // row.along((over,)), np.full_like(row.bounds[0].radius, ONE)
     (x,), n, half = row.bounds, row.along((over,)), Decimal("0.5")
     size = (x.largest + x.error).max()
     own = weights_error(row, size, ZERO, n) + 4 * n * row.format.floor
