@@ -239,7 +239,7 @@ def test_16_bit_weights_below_a_cap_do_not_decay():
 
 def test_numbers_that_are_not_finite_are_found_by_the_proof_of_16_bit_weights(monkeypatch):
     """As on an accelerator, where no other check looks at them."""
-    monkeypatch.setattr(_checks, "_unseen", lambda x: True)
+    monkeypatch.setattr(_checks, "unread", lambda x: True)
     for wrong in (math.nan, math.inf):
         with pytest.raises(ValueError, match="do weights hold NaN"):
             held(torch.full((1, 4, 4), wrong), wn.Spectral(), 1.0, torch.bfloat16)

@@ -61,10 +61,10 @@ def fails(holds: Tensor) -> bool:
     The answer is False where the values are not read: under `torch.compile`, while a CUDA graph is recorded, and on an
     accelerator within `known_to_hold`.
     """
-    return not _unseen(holds) and not bool(holds.all())
+    return not unread(holds) and not bool(holds.all())
 
 
-def _unseen(x: Tensor) -> bool:
+def unread(x: Tensor) -> bool:
     """Whether `fails` would not read a tensor, so that the tensor need not be computed."""
     if torch.compiler.is_compiling():  # first, since the compiler cannot trace what follows
         return True
@@ -73,7 +73,7 @@ def _unseen(x: Tensor) -> bool:
 
 def check_finite(largest: Tensor, name: str) -> None:
     """Refuse NaN and infinity, given all entries or the largest absolute ones."""
-    if not _unseen(largest) and fails(torch.isfinite(largest)):
+    if not unread(largest) and fails(torch.isfinite(largest)):
         raise ValueError(
             f"{name} holds NaN or infinity, which this function would hide or spread; "
             f"find where it comes from (torch.isfinite), or skip this step"

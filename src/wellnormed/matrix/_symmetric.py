@@ -25,8 +25,7 @@ def symmetric_product(
     dimension is allowed.
     """
     n = a.shape[-2]
-    panelled = a.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    if n < _WIDE_ENOUGH or not panelled:
+    if n < _WIDE_ENOUGH or a.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return full_product(a, b, c, beta=beta, alpha=alpha)
     value = a.new_empty(*a.shape[:-1], n)
     panel = -(-n // _PANELS)
@@ -41,7 +40,8 @@ def symmetric_product(
 def full_product(a: Tensor, b: Tensor, c: Tensor | None = None, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
     """`beta c + alpha a b` in one pass over memory; a `c` allows at most one batch dimension."""
     if c is None:
-        return a @ b if alpha == 1 else alpha * (a @ b)
+        value = torch.bmm(a, b) if a.ndim == 3 else a @ b  # which `@` does after five views
+        return value if alpha == 1 else alpha * value
     return (torch.addmm if a.ndim == 2 else torch.baddbmm)(c, a, b, beta=beta, alpha=alpha)
 
 

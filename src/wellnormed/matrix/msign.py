@@ -24,6 +24,7 @@ from wellnormed.matrix._checks import (
     check_positive,
     finite_scale,
     to_check,
+    unread,
     working_dtype,
 )
 from wellnormed.matrix._spectral_function import Sign, differentiable, zero_tolerance
@@ -34,6 +35,8 @@ METHODS = ("auto", "newton-schulz", "bfloat16", "svd")
 _NOTHING = 2.0**-60
 """Entries at or below it count as 0 beside a Frobenius norm of 1. The momentum of a unit that never fires decays into
 denormal numbers, for which products on a CPU take ten times as long; no set enlarges 2^-60 to the rounding of 1."""
+_SMALL = 2.0**-30
+"""From here to its inverse, the sum of the squares of a matrix with this Frobenius norm is accurate in float32."""
 _LONG = 2**16  # terms up to which a float32 sum of squares is off by less than 1e-6
 
 
@@ -160,21 +163,11 @@ def _polynomial(x: Tensor, *_: Tensor, chosen: CoefficientSet, half: bool) -> Te
     """The polynomial of a set, of `(m, n)` or `(batch, m, n)`, with products in bfloat16 if `half`."""
     if x.shape[-2] < x.shape[-1]:
         return _polynomial(x.mT, chosen=chosen, half=half).mT.contiguous()
-    work = x.to(working_dtype(x))
-    work = work / finite_scale(work, "x")  # squares of 1e-30 or 1e30 leave the range of float32
-    # Summed along the contiguous axis first: one float32 sum is off by 3e-5 at 768 x 3072, and a float64 copy takes as
-    # long as a product.
-    by = -1 if work.stride(-1) == 1 else -2
-    summed = torch.float64 if work.shape[by] > _LONG else work.dtype
-    rows = torch.linalg.vector_norm(work, dim=by, keepdim=True, dtype=summed)
-    frobenius = torch.linalg.matrix_norm(rows, keepdim=True, dtype=torch.float64)
-    # The largest entry is at least 1/2, so only a zero matrix has a smaller norm.
-    norm = chosen.scale * frobenius.clamp_min(0.5) + chosen.epsilon
+    work = _normalised(x.to(working_dtype(x)), chosen)
     if work.ndim == 3 and work.shape[0] == 1:
-        work, norm = work[0], norm[0]
-    work.div_(norm.to(work.dtype))  # `work` is a copy since it was scaled
+        work = work[0]
     if work.dtype == torch.float32:
-        work = torch.nn.functional.hardshrink(work, _NOTHING)
+        torch.hardshrink(work, _NOTHING, out=work)
     if half or x.dtype.itemsize == 2:
         work = work.to(torch.bfloat16 if half else x.dtype)
     paired = work.shape[-2] >= 2 * work.shape[-1] and (work.dtype.itemsize > 2 or chosen.bears_half_rounding)
@@ -182,6 +175,32 @@ def _polynomial(x: Tensor, *_: Tensor, chosen: CoefficientSet, half: bool) -> Te
     for i in range(0, len(chosen.steps), count):
         work = newton_schulz(work, *chosen.steps[i : i + count])  # reusing the name frees the previous matrix
     return work.to(x.dtype).reshape(x.shape)
+
+
+def _normalised(x: Tensor, chosen: CoefficientSet) -> Tensor:
+    """Matrices divided by their Frobenius norm in the units of a set, so that singular values enter its interval.
+
+    Sums of squares of 1e-30 or 1e30 leave the range of float32. Where the norms may be looked at and none is extreme,
+    that takes no scale; the quotients are the same, since the scale is a power of two.
+    """
+    plain = chosen.scale == 1 and not chosen.epsilon and not unread(x)
+    norm = _frobenius(x) if plain else None
+    if norm is None or not all(_SMALL < one < 1 / _SMALL for one in norm.flatten().tolist()):
+        x = x / finite_scale(x, "x")
+        # The largest entry is at least 1/2, so only a zero matrix has a smaller norm.
+        norm = chosen.scale * _frobenius(x).clamp_min(0.5) + chosen.epsilon
+    return x / norm.to(x.dtype)
+
+
+def _frobenius(x: Tensor) -> Tensor:
+    """Frobenius norms in float64, `(*batch, 1, 1)`.
+
+    Summed along the contiguous axis first: one float32 sum is off by 3e-5 at 768 x 3072, and a float64 copy takes as
+    long as a product.
+    """
+    by = -1 if x.stride(-1) == 1 else -2
+    rows = torch.linalg.vector_norm(x, dim=by, keepdim=True, dtype=torch.float64 if x.shape[by] > _LONG else x.dtype)
+    return torch.linalg.vector_norm(rows, dim=(-2, -1), keepdim=True, dtype=torch.float64)
 
 
 def newton_schulz(x: Tensor, first: Step, second: Step | None = None) -> Tensor:
