@@ -14,7 +14,6 @@ from wellnormed.program.double import Writing
 from wellnormed.program.operation import PLACING, kind_of, name_of, record_of
 from wellnormed.program.program import Program
 
-"""Relative share of an exact result that float64 may have added to it."""
 FIRST_ORDER = 1e-5
 """Relative share by which the sum of first-order changes may exceed the largest change."""
 MOST = 1e9
@@ -223,6 +222,7 @@ def adverse(written: Kept, x: Sequence[Tensor], axes: tuple[int, ...], bound: Te
     It is of first order; where it exceeds the bound, these errors are made.
     """
     run, best = Adverse(written), 0.0
+    x = [each.detach().requires_grad_(each.is_floating_point()) for each in x]  # what needs none counts as a constant
     with torch.enable_grad():
         y = run.run(*x)
     leaves, sizes = zip(*run.leaves, strict=True) if run.leaves else ((), ())
@@ -242,7 +242,7 @@ def adverse(written: Kept, x: Sequence[Tensor], axes: tuple[int, ...], bound: Te
         change, most = sum(float((g.abs() * d).sum()) for g, d in pairs), float((bound * only).amax())
         share = change / most if most else MOST * bool(change)
         if share > 1 + FIRST_ORDER:
-            with torch.enable_grad():  # as before, since what needs no gradient counts as a constant
+            with torch.enable_grad():
                 made = Adverse(written, [(g.sign() * d).requires_grad_() for g, d in pairs]).run(*x)
             moved = lengths((made - y).detach(), axes)
             share = min(share, float(torch.where(moved > 0, moved / bound, 0.0).nan_to_num(0.0).amax()))
@@ -257,5 +257,6 @@ def adverse(written: Kept, x: Sequence[Tensor], axes: tuple[int, ...], bound: Te
 
 
 def lengths(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Norms of the groups along some axes."""
-    return x.square().sum(axes, keepdim=True).sqrt()
+    """Norms of the groups along some axes; squares of entries beyond 1e154 would leave the range."""
+    largest = x.abs().amax(axes, keepdim=True).clamp(min=1e-300)
+    return (x / largest).square().sum(axes, keepdim=True).sqrt() * largest
