@@ -124,6 +124,13 @@ def test_an_operation_that_torch_takes_apart_wrongly_is_refused() -> None:
         certify(model, torch.ones(4, 4))
 
 
+@pytest.mark.parametrize("radius", [1.0, 7.0], ids=["all lost", "some lost"])
+def test_a_triangle_of_a_batch_does_not_hide_behind_roundings(radius: float) -> None:
+    """It was taken for that of each row, since entries are smaller than the rounding errors of 195."""
+    model = Model(lambda m, x: ((x / 8 + 195) - 195).tril())
+    assert not certify(model, torch.zeros(1, 4, dtype=torch.bfloat16), radius).each_sample
+
+
 def test_a_gain_is_found_where_every_finite_input_is_allowed() -> None:
     model = Model(lambda m, x: x if torch.compiler.is_exporting() else torch.where(x > 50, 100 * x, x))
     with pytest.raises(UncertifiableError, match="does not compute"):

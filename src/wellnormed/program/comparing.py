@@ -147,7 +147,12 @@ class _Comparing:
         share = (spread / size)[size > 0].median().nan_to_num(0.0).clamp(min=epsilon / 2)
         typical = size[size > 0].median().nan_to_num(0.0)
         roundings = _ROUNDINGS if self._executed.dtype.itemsize > 2 else _ROUNDINGS_OF_SHORT
-        self._change, self._tolerance = change, roundings * (spread + share * size.clamp(min=typical))
+        tolerance = roundings * (spread + share * size.clamp(min=typical))
+        constant = (change == 0) & self.expected.isfinite().all(0)
+        # where no rounding moves a constant either, nothing explains an error
+        self._change, self._tolerance = change, torch.where(constant & (spread == 0), 0.0, tolerance)
+        self._noise = constant & (self._tolerance > size)
+        """Which entries no input moves, and roundings by more than themselves."""
         self._rounded = torch.zeros_like(change, dtype=torch.bool)
         """Which entries were not bitwise equal in some call."""
 
@@ -192,8 +197,8 @@ class _Comparing:
     def hidden(self) -> int:
         """The number of entries in which rounding may hide a difference; if in all, a batch shows nothing."""
         changed = self._change > 0
-        unseen = changed & self._rounded & (self._tolerance > _VISIBLE * self._change)
-        if (hidden := int(unseen.sum())) == int(changed.sum()) > 0 and self._program.each_sample:
+        unseen = changed & self._rounded & (self._tolerance > _VISIBLE * self._change) | self._noise
+        if (hidden := int(unseen.sum())) == int((changed | unseen).sum()) > 0 and self._program.each_sample:
             raise BatchError(
                 f"{self._name} cannot be compared on batches: its result changes by less than its rounding errors in "
                 f"{self._executed.dtype}"
