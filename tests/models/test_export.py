@@ -252,6 +252,27 @@ def test_onnx_without_its_packages_is_refused(tmp_path, monkeypatch):
     assert not (export(linear(), tmp_path / "m", torch.zeros(1, 3)) / "model.onnx").exists()
 
 
+class Attending(nn.Module):
+    """Attention with a factor on its logits, of whose root torch's translation to ONNX makes use."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x, x, x, scale=self.scale)
+
+
+def test_onnx_that_computes_something_else_is_refused(tmp_path):
+    pytest.importorskip("onnxscript")
+    x = torch.randn(1, 1, 3, 2)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        assert (export(Attending(0.5), tmp_path / str(dtype), x.to(dtype), onnx=True) / "model.onnx").exists()
+    with pytest.raises(ValueError, match=r"the ONNX file computes something else than the program.*; pass onnx=False"):
+        export(Attending(-0.5), tmp_path / "m", x, onnx=True)
+    assert not (tmp_path / "m").exists()
+
+
 def test_a_model_without_a_bound_needs_that_said(tmp_path):
     class Unbounded(nn.Module):
         def forward(self, x):
@@ -295,7 +316,7 @@ def test_a_model_of_one_batch_is_a_program_of_one_batch(tmp_path):
             return 2 * super().forward(x).reshape(2, -1)
 
     model = Fixed(4, 4)
-    folder = export(model, tmp_path / "m", torch.zeros(2, 4), onnx=False)
+    folder = export(model, tmp_path / "m", torch.zeros(2, 4))
     program = torch.export.load(folder / "program.pt2").module()
     x = torch.randn(2, 4)
     require_close(program(x), model(x))

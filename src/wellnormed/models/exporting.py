@@ -29,8 +29,10 @@ from wellnormed.models.files import (
 )
 from wellnormed.program.capturing import capture, capture_batched, quiet
 from wellnormed.program.comparing import compare
+from wellnormed.program.drawing import draw
 from wellnormed.program.places import shown
 from wellnormed.program.program import Example, Program, tensors_of
+from wellnormed.program.shaking import Shaken
 
 _AGAIN = "export the model again"
 PROGRAM, PROGRAM_WEIGHTS, BATCHED, ONNX = "program.pt2", "weights.safetensors", "batched.pt2", "model.onnx"
@@ -58,8 +60,8 @@ def export(
     - `batched.pt2`, which takes a batch of any size, if torch can export the model's code for that. It is compared with
       the program on batches of 2 and 7 samples, and not proved; `manifest.json` says so;
     - `model.onnx`, if the packages `onnx` and `onnxscript` are installed (the extra `onnx`). If there is a
-      `batched.pt2`, it takes a batch of any size, and is compared and not proved; else it takes one sample, as
-      `program.pt2`;
+      `batched.pt2`, it takes a batch of any size, else one sample, as `program.pt2`. By `onnx.reference` it is executed
+      and compared with the program, and not proved;
     - `certificate.json`, which `wellnormed-proof FOLDER` proves;
     - for a model of `wellnormed.models` also `config.json` and `model.safetensors`, its weights. `models.load` and all
       commands but `sample`, which needs a run's characters, read the folder.
@@ -76,7 +78,7 @@ def export(
 
     Raises:
         UncertifiableError: The model cannot be captured, or an operation has no bound; see `certify`.
-        ValueError: The folder holds something, or ONNX is asked for and cannot be written.
+        ValueError: The folder holds something, or ONNX cannot be written, or would compute something else.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -121,9 +123,8 @@ def export(
             torch.export.save(batched, place / BATCHED)
             facts["compared, not proved"] = [BATCHED]
         if onnx or (onnx is None and not packages):
-            _write_onnx(batched or exported, program.arguments, place / ONNX)
-            if batched is not None:
-                facts["compared, not proved"].append(ONNX)
+            _write_onnx(batched or exported, program, place / ONNX, 1 if batched is None else 2)
+            facts["compared, not proved"] = [*facts.get("compared, not proved", []), ONNX]
         files |= {path.name: path.read_bytes() for path in place.iterdir()}
     files[PROGRAM_WEIGHTS] = tensor_bytes(program.module.state_dict())
     if proved is not None:
@@ -193,14 +194,47 @@ def _batched(model: nn.Module | Program, program: Program) -> torch.export.Expor
     return None
 
 
-def _write_onnx(program: torch.export.ExportedProgram, names: list[str], path: Path) -> None:
-    size = sum(tensor.numel() * tensor.element_size() for tensor in program.state_dict.values())
+def _write_onnx(exported: torch.export.ExportedProgram, program: Program, path: Path, samples: int) -> None:
+    """Write a program as ONNX, which takes so many samples of the captured program."""
+    size = sum(tensor.numel() * tensor.element_size() for tensor in exported.state_dict.values())
+    names: dict[str, Any] = {"input_names": program.arguments, "output_names": ["output"]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            written = torch.onnx.export(program, dynamo=True, verbose=False, input_names=names, output_names=["output"])
+            written = torch.onnx.export(exported, dynamo=True, verbose=False, **names)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
             raise ValueError(f"the program cannot be written as ONNX ({reason}); pass onnx=False") from error
         assert written is not None  # the older exporter returns nothing
+        _require_same(written.model_proto, program, samples)
         written.save(path, external_data=size >= _MOST_BYTES_IN_ONE)
+
+
+def _require_same(model: Any, program: Program, count: int) -> None:
+    """Refuse an ONNX model whose result, as ONNX defines its operations, differs from the program's."""
+    from onnx.reference import ReferenceEvaluator
+
+    samples = draw(program, 1.0, count)
+    tensors = program.batch(samples) if program.each_sample else samples[0]
+    with torch.no_grad():
+        result = program.run(tensors)
+        wanted, moved = result.double().cpu(), (program.run(tensors, Shaken(program)).double() - result).cpu()
+    arrays: Any = ReferenceEvaluator(model).run(None, dict(zip(program.arguments, map(_array, tensors), strict=True)))
+    found = torch.from_numpy(arrays[0].astype(float))
+    size, spread = (each.nan_to_num(0, 0, 0).abs().max() for each in (wanted, moved))
+    short = result.dtype in (torch.float16, torch.bfloat16)  # and attributes of ONNX are float32
+    explained = torch.finfo(result.dtype if short else torch.float32).eps ** 0.5 * size + 16 * spread
+    if found.shape != wanted.shape or not bool(((found - wanted).abs() <= explained)[wanted.isfinite()].all()):
+        raise ValueError(
+            "the ONNX file computes something else than the program, since torch translates an operation wrongly; "
+            "pass onnx=False"
+        )
+
+
+def _array(tensor: Tensor) -> Any:
+    """The array of a tensor; of bfloat16 by the package that onnx needs for it."""
+    if tensor.dtype != torch.bfloat16:
+        return tensor.cpu().numpy()
+    import ml_dtypes
+
+    return tensor.cpu().float().numpy().astype(ml_dtypes.bfloat16)
