@@ -13,7 +13,7 @@ import wellnormed as wn
 from campaigns import outcomes
 from campaigns.random_models import Drawn
 from campaigns.rounding.adverse import FIRST_ORDER, MOST, Kept, adverse, lengths
-from campaigns.rounding.executions import OFTEN, WAYS, execute
+from campaigns.rounding.executions import OFTEN, WAYS, compiled, execute
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.proof.decimals import float_up
 
@@ -89,6 +89,7 @@ class Attack:
                 warnings.simplefilter("ignore")
                 try:
                     model = self.program if way == "captured" else self.case.model
+                    model = compiled(self.program) if way == "compiled" else model
                     executed = execute(model, x, way, self.alone and self.floats)
                 except Exception as error:
                     if way == "onnx" or "not implemented" in str(error) or "No available kernel" in str(error):

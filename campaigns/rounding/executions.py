@@ -1,16 +1,21 @@
 """Ways to execute a model: kernels, batches, threads, orders of sums, compilers."""
 
-import io
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.const_fold import split_const_subgraphs
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
+
+import wellnormed as wn
+from wellnormed.program import Program
 
 aten = torch.ops.aten
 
@@ -96,9 +101,6 @@ OFTEN = "one by one", "subnormal results are 0", "signed"
 
 def execute(model: Callable[[Tensor], Tensor], x: Tensor, way: str, alone: bool) -> Tensor:
     """The result for a batch in one of the `WAYS`; `alone` says that samples may be put into other batches."""
-    if way == "compiled":
-        torch._dynamo.reset()
-        return torch.compile(model)(x)
     if way == "onnx":
         return _by_onnx(model, x)
     if way == "strided":
@@ -106,18 +108,30 @@ def execute(model: Callable[[Tensor], Tensor], x: Tensor, way: str, alone: bool)
         return model(x.contiguous(memory_format=last) if last else x.repeat_interleave(2, -1)[..., ::2])
     if way == "of many" and alone:
         return model(x.repeat(17, *[1] * (x.ndim - 1))).unflatten(0, (17, -1))[-1]
-    return torch.cat([model(one[None]) for one in x]) if alone and way in ("one by one", *ORDERS) else model(x)
+    each = alone and way in ("one by one", "compiled", *ORDERS)
+    return torch.cat([model(one[None]) for one in x]) if each else model(x)
+
+
+def compiled(program: Program) -> Callable[[Tensor], Tensor]:
+    """A program that is compiled with the constants that it computes stored, as a compiler may compute other ones."""
+    module = split_const_subgraphs(program.module)
+    module.run_folding()
+    torch._dynamo.reset()
+    return torch.compile(module)
 
 
 def _by_onnx(model: Any, x: Tensor) -> Tensor:
+    """The result of the file that `wn.export` writes, which refuses one that computes something else."""
     import onnxruntime
 
-    file, options = io.BytesIO(), onnxruntime.SessionOptions()
+    options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     # as it is: optimized, a pool of maxima takes zeros that were padded before it for its own padding
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     logging.disable(logging.WARNING)
-    torch.onnx.export(model, (x,), dynamo=True, verbose=False).save(file)  # type: ignore[union-attr]
-    session = onnxruntime.InferenceSession(file.getvalue(), options)
-    (result,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    return torch.from_numpy(result)
+    with TemporaryDirectory() as place:
+        folder = wn.export(model, Path(place) / "model", x, certificate=False, onnx=True)
+        session = onnxruntime.InferenceSession(folder / "model.onnx", options)
+    (given,) = session.get_inputs()
+    calls = x.split(1) if given.shape[0] == 1 else [x]
+    return torch.cat([torch.from_numpy(session.run(None, {given.name: each.numpy()})[0]) for each in calls])

@@ -2,14 +2,19 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from campaigns.random_models import Drawn
+from campaigns.random_models.draw import Layer
 from campaigns.rounding.__main__ import summary
 from campaigns.rounding.attack import examine
 from campaigns.rounding.cases import draw_case
+from campaigns.rounding.executions import compiled
 from campaigns.rounding.pairs import pairs
+from wellnormed.certificates import capture
 from wellnormed.certificates.certificate import Certificate
+from wellnormed.nn import Rotary
 from wellnormed.proof import arithmetic, functions
 
 
@@ -29,6 +34,23 @@ def test_errors_that_are_too_small_are_found(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(functions.ERRORS, "silu", (0, 0, 0))
     monkeypatch.setattr(arithmetic.Arithmetic, "depth", lambda self, addends: 1)
     assert examine(silu).status == examine(linear).status == "beyond"
+
+
+def test_an_onnx_file_of_another_function_is_no_execution() -> None:
+    """Torch writes the root of an attention's factor, here of a negative one, into the file."""
+    model = Layer(lambda s, x: F.scaled_dot_product_attention(x, x, x, scale=-0.5))
+    outcome = examine(Drawn(10, model, torch.zeros(1, 6, 2), 1.0, ("alone",)))
+    assert (outcome.status, outcome.reason) == ("within", "")
+
+
+def test_a_compiler_gets_the_constants_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It computes the sines of positions by another function, which a certificate excludes."""
+    program, x = capture(Rotary(2), torch.zeros(1, 6, 2)), torch.randn(1, 6, 2)
+    monkeypatch.setattr(torch, "compile", lambda module: module)
+    module = compiled(program)
+    before, after = ({str(node.target) for node in each.graph.nodes} for each in (program.module, module))
+    assert "aten.sin.default" in before - after
+    assert torch.equal(module(x), program(x))
 
 
 def test_no_pair_within_a_radius_has_two_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
