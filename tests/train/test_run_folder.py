@@ -40,20 +40,9 @@ def run(whole, tmp_path, monkeypatch):
     return run
 
 
-def truncate(path):
-    path.write_bytes(path.read_bytes()[:-7])
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda run: truncate(run.config_file), "not valid JSON"),
-        (lambda run: (run.checkpoint_folders()[-1] / "manifest.json").write_text("[]"), "not an object"),
-    ],
-)
-def test_a_corrupt_folder_is_refused(run, damage, message):
-    damage(run)
-    with pytest.raises(ValueError, match=message):
+def test_json_that_is_no_object_is_refused(run):
+    (run.checkpoint_folders()[-1] / "manifest.json").write_text("[]")
+    with pytest.raises(ValueError, match="not an object"):
         resume(run.path)
 
 
