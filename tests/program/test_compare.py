@@ -1,7 +1,6 @@
 """A certificate is of a program, with which the model's code is compared at inputs that the library draws."""
 
 import copy
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -10,22 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.program.models import Model
 from wellnormed.certificates import Certificate, UncertifiableError, certify
 from wellnormed.program.capturing import capture
-
-
-class Model(nn.Module):
-    """A function of the input, and a layer whose gain is 0.5."""
-
-    def __init__(self, function: Callable[[Any, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-        self.weight = nn.Parameter(0.5 * torch.eye(4))
-        self.bias = nn.Parameter(torch.zeros(4))
-        self.own = random.Random(0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
 
 
 def _constant(m: Any, x: Tensor) -> Tensor:

@@ -12,23 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wellnormed as wn
+from tests.program.models import Model
 from wellnormed.certificates import UncertifiableError, capture, certify
 from wellnormed.lowering.walk import Walk
 from wellnormed.program import Program
-
-
-class Model(nn.Module):
-    """A function of the module and its inputs, with a layer whose gain is 0.5."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self._function = function
-        self.weight = nn.Parameter(0.5 * torch.eye(4))
-        self.bias = nn.Parameter(torch.zeros(4))
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self._function(self, *inputs)
-
 
 FUNCTIONS: dict[str, tuple[Callable[[Any, Tensor], Tensor], bool]] = {
     "a count of samples": (lambda m, x: x * (1 + torch.arange(x.shape[0]) // 2)[:, None], False),
