@@ -1,9 +1,9 @@
-"""Mutants of the kernel: each lacks one check, or has one comparison, choice, rounding or operand replaced.
+"""Mutants of the kernel: each lacks one check, or has one comparison, choice, rounding, number or operand replaced.
 
 `within(mutant)` changes the code of one function in place, so that thousands of mutants need one process. (Public
 tools for mutation start the tests anew for each, and know neither `require` nor margins for rounding.)
 
-    python -m campaigns.mutants            # the mutants that no document of `tests.proof.forged` notices, an hour
+    python -m campaigns.mutants            # those that no document of `tests.proof.forged` notices, some hours
     python -m campaigns.mutants 1 3        # every third mutant, from the second on
 """
 
@@ -12,6 +12,7 @@ import copy
 import decimal
 import gc
 import importlib
+import json
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -31,6 +32,9 @@ from wellnormed.proof import decimals, reading
 
 FOLDER = Path(wellnormed.proof.__file__).parent
 MODULES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
+REASONS = json.loads(Path(forged.__file__).with_name("unnoticed.json").read_text(encoding="utf-8"))
+UNNOTICED = {mutant for some in REASONS.values() for mutant in some}
+"""The mutants of which no document needs to notice anything; the file says why."""
 OPPOSITES = {
     ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
     ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,), ast.In: (ast.NotIn,),
@@ -57,7 +61,7 @@ class Mutant(NamedTuple):
     change: int
 
     def __str__(self) -> str:
-        return f"{self.module}:{self.line}: {self.before}  ->  {self.after}"
+        return f"{self.module}: {self.before}  ->  {self.after}"
 
 
 def rounding_down() -> Any:
@@ -82,6 +86,10 @@ def changes(node: ast.AST) -> list[ast.AST]:
         case ast.Compare(left, ops, comparators):
             swaps = [(i, other) for i, op in enumerate(ops) for other in OPPOSITES[type(op)]]
             return [ast.Compare(left, [*ops[:i], other(), *ops[i + 1 :]], comparators) for i, other in swaps]
+        case ast.Constant(int() as number) if number > 1:
+            return [ast.Constant(number - 1)]
+        case ast.Constant(float() as number) if number:
+            return [ast.Constant(number / 2)]
         case ast.UnaryOp(ast.Not(), operand):
             return [operand]
         case ast.BinOp(left, ast.Add() | ast.Mult() | ast.Sub() | ast.Div() as op, right):
@@ -247,5 +255,5 @@ def noticed(mutant: Mutant) -> str:
 if __name__ == "__main__":
     start, step = map(int, sys.argv[1:] or (0, 1))
     every = [*mutants()][start::step]
-    left = [each for each in every if not noticed(each) and not print(each, flush=True)]
-    print(f"{len(every) - len(left)} of {len(every)} are noticed")
+    left = [each for each in every if str(each) not in UNNOTICED and not noticed(each) and not print(each, flush=True)]
+    print(f"{len(every) - len(left)} of {len(every)} are noticed or listed")

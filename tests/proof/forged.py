@@ -21,7 +21,7 @@ import numpy as np
 
 from wellnormed.proof import Bounds, Proof, Report, check
 from wellnormed.proof.arithmetic import FORMATS, Arithmetic
-from wellnormed.proof.check import conclude
+from wellnormed.proof.check import change_of, conclude
 from wellnormed.proof.claims import complete, prove
 from wellnormed.proof.decimals import decimals, root_down, rounding_up
 from wellnormed.proof.functions import FUNCTIONS
@@ -308,6 +308,16 @@ HONEST: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
         [start("x", 1, 4), row("y", "elementwise", "x", (1, 4), function="clamp", numbers=[-1.0, 1.0]), end("y", 1, 4)],
         {},
     ),
+    "promised kernel": (
+        [
+            start("x", 1, 2, 4, axes=[1, 2]),
+            row("y", "convolution", "x", (1, 2, 3), claim("convolution", "w", 5, size=[4], stride=[1], dilation=[1],
+                groups=1), axes=[1, 2], stride=[1], dilation=[1], groups=1),
+            end("y", 1, 2, 3, axes=[1, 2]),
+        ],
+        {"promises": [{"name": "w", "shape": [2, 2, 2], "parts": [{"shape": [2, 2, 2], "size": 2.0, "offset": 0,
+            "tables": [1, 4, 2]}]}]},
+    ),
     "promised": (
         [start("x", 1, 3), linear("y", "x", "w", 2.1, 1, 4), end("y", 1, 4)],
         {"promises": [{"name": "w", "shape": [4, 3], "parts": [{"shape": [1, 4, 3], "size": 2.0, "offset": 0,
@@ -572,6 +582,8 @@ MOVED: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
         axes=[], reads=[[]]), row("z", "pick", "r", (2,), offset=0, tables=[0]), end("z", 2)], {}),
     "thirds partly repeated": ([tokens("x", (3, 5, 7), (11, 13, 17), (2, 4, 6), (0, 0, 0)), *THIRD[1:], row("z", "pick",
         "t", (1, 3), offset=0, tables=[0, [0, 0, 1]]), end("z", 1, 3)], {}),
+    "factors turned": ([X, row("t", "times", "x", (1, 3, 2), factor="f"), row("z", "pick", "t", (1, 3, 2), offset=1,
+        tables=[0, 2, -1]), OUT], {"f": np.array([0.5, -2.0])}),
     "factors of thirds": ([*THIRD, row("z", "times", "t", (1, 3, 2), factor="f"), OUT], {"f": np.array([0.5, -2.0])}),
     "zeros and thirds": ([*THIRD, row("a", "times", "t", (1, 3, 2), factor="f"), row("b", "times", "t", (1, 3, 2),
         factor="g"), row("z", "add", "a b", (1, 3, 2)), OUT], {"f": np.array([[0.0, 0], [1, -1], [1, 1]]),
@@ -813,6 +825,10 @@ FAULTS: list[tuple[str, Fields]] = [
         "y.executed": F16 | {"roundings": 1}}),
     ("average of tokens alone", {**stating("x0", "1E+36", error=stated("5E+37", shape=(1, 1, 1)), shape=(1, 1, 1)),
         "y.executed": {"dtype": "float32", "roundings": 9}}), ("small potential", {"y.executed": None}),
+    ("attention alone", stating("x0", *[3] * 5, 1000, shape=(1, 2, 3, 1), error=stated(0, shape=[1] * 4)) | stating(
+        "x1", 100, **FLAT_HEADS) | {"y.executed": F16, "y.constants.scale": 1.0}),
+    ("third", stating("x", 3, 4, 65000, shape=(1, 3, 1), error=stated(0, 0, 1000, shape=(1, 3, 1))) | {"z.constants": {
+        "factor": 1.0}, "z.executed": F16 | {"roundings": 1}}),
     ("unit", stating("x0", 300, **FLAT) | {"y.executed": F16}),
     *((each, stating("x0", 3, error=stated(9000)) | {"y.executed": F16}) for each in ("tanh", "mixture")),
     ("normalization", stating("x0", 300, **NO_ERROR) | {"y.executed": F16}),
@@ -902,7 +918,8 @@ CHANGED: list[tuple[str, Fields]] = [
     ("a third and a tenth", {f"{each}.constants": {"factor": 2.0**1000} for each in "ts"}),
     *(("constant", {"tensors.c": np.full((3, 2), 0.1), "z.executed.roundings": each}) for each in (None, 0)),
     *(("mlp", {"y.executed.dtype": each, "z.executed.dtype": each}) for each in FORMATS if each != "real"),
-    ("attention", KEYS),
+    ("attention", KEYS), ("attention alone", {"y.constants.scale": 1.5}),
+    ("attention", KEYS | {"a.claims": [ATTENTION["claims"][0], claim("spectral", "wv", 99, 99, parts=2)]}),
     ("attention", KEYS | {"a.claims": ATTENTION["claims"], "q": [row("q0", "linear", "x", (1, 3, 4),
         claim("spectral", "wq", 2), parts=1), row("q", "times", "q0", (1, 3, 4), factor=3.0)]}),
     ("attention alone", {"y.constants.added": -3.0, "y.constants.moved": -0.5}),
@@ -962,12 +979,15 @@ PARTLY: list[tuple[Any, ...]] = [
         "y.axes": [3], "y.reads": [[3]], "out.shape": [1, 1, 4, 2], "out.axes": [3], "out.reads": [[3]],
         "y.constants.parts": [1, 2], "y.claims.0": claim("row_sum", "heads", 3, 3, parts=2)}),
     ("potential", "no matrix of 4 columns", {"tensors.w": np.stack([2 * I4[:2], 0 * I4[:2]], 2)}),
+    *(("slope", words, MARGIN | {"out": [some, end("s", 1, 2)]}) for words, some in (
+        ("that is a sum", row("s", "add", "j x", (1, 2))), ("another map's", row("s", "times", "j", (1, 2), factor=3.0)
+        ), ("another map's", row("s", "pick", "j", (1, 2), offset=1, tables=[0, -1])))),
     ("slope", "rounded after the map", MARGIN | {"out": [row("s", "add", "j", (1, 2), executed=ROUNDED), end("s",
         1, 2)]}),
     ("slope", "rounded after the map", {"j": [row("t", "times", "y", (1, 2), factor=-1.0, executed={"dtype": "float32",
         "beside": 9.0}), MARGIN["j"][0], MARGIN["j"][1] | {"inputs": ["t", "x"]}]}),
     ("mlp", "neither a ball nor a box", {"x.constants.high": 0.1}),
-    *(("moves", "product of its factors", {"d.constants": {"factor": each}}) for each in (-1e308, 1e308)),
+    *(("third", "product of its factors", {"z.constants": {"factor": each}}) for each in (-1e308, 1e308)),
     ("moves", "not shown to leave", {"i.constants.scale": 1.0}),
     ("cut", "not the map of", {"p": [{**HONEST["cut"][0][2], "name": "y/2/2"}, HONEST["cut"][0][3]]}),
     ("attention", "not made of heads", {"kh": [HEADS[1], row("k2", "pick", "k", (1, 2, 3, 2), offset=2,
@@ -1054,6 +1074,7 @@ LIMITS: list[tuple[str, str, str, int]] = [
     ("promised", "promises are of 12 entries", "proof._PROMISED", 11),
     ("promised", "w has more than", "promises._ENTRIES", 11),
     ("moves", "a sum of 3 terms", "moves._TERMS", 2),
+    ("all of two", "it moves 6 entries of 2 terms", "value._MOVED", 11),
     ("moves", "it moves 4 entries of 1 terms", "value._MOVED", 3),
     ("slope", "have 6 entries, more than", "lipsdp.MOST", 5),
     ("slope", "are too many", "lipsdp.DEEPEST", 2),
@@ -1066,6 +1087,7 @@ SPLIT: list[tuple[Any, ...]] = [
     ("moves._BLOCK", 1, "factors", {"tensors.f": np.array([0.5, 0.3])}),
     *(("gather._PAIRS", most, "rotated by thirds") for most in (7, 8)),
     ("gather._BLOCK", 2, "moves"),
+    ("value._BLOCK", 1, "backwards"),
 ]
 """A limit of what is done at once, and a document."""
 
@@ -1200,7 +1222,8 @@ def room(name: str) -> str:
     document, tensors = forge(name, {})
     with mock.patch.object(Move, "require_room", autospec=True) as asked:
         proof = settle(document, tensors)
-    return " ".join(str(each) for each in [*(call.args[1] for call in asked.call_args_list), proof._held])
+    needed = [f"{call.args[1]} of {call.args[0].room}," for call in asked.call_args_list]
+    return " ".join([*needed, str(proof._held)])
 
 
 def limited_digits(limit: str, most: int, name: str, changes: Fields | None = None) -> str:
@@ -1229,7 +1252,8 @@ def digits(name: str, changes: Fields | None = None) -> str:
     rows = list(proof.rows.values())
     others = [report.margin, report.substitution, *(each for some in report.attention_logits.values() for each in some)]
     others += [each.max() for row in rows if row.operation == "margin" for each in row.bounds]
-    others += [row.change.max() for row in rows if row.change is not None and row.operation in ("margin", "output")]
+    changed = [row for row in rows if row.change is not None and row.operation in ("margin", "output")]
+    others += [each for row in changed for each in row.change.flat]
     others += [report.change]
     numbers = [[*map(str, x.flat)] for x in rows[-1].bounds] + [[str(each)] for each in others if each is not None]
     return " ".join([*(",".join(each) for each in numbers), report.executed])
@@ -1331,6 +1355,7 @@ def results() -> dict[str, Callable[[], str]]:
     calls |= {f"varied {name}": partial(varied, name) for name in ROWS if ROWS[name][0][-2]["name"] == "y"}
     calls |= {f"coarsely {name}": partial(coarsely, call) for name, call in calls.items()}
     calls |= {f"report {i}: {name}": partial(reported, name, changes) for i, (name, changes) in enumerate(REPORTS)}
+    calls["change of no row"] = lambda: str(change_of([], None))
     calls |= {f"room {name}": partial(room, name) for name in MOVED}
     calls |= {f"limit {i}: {each}": partial(edge, partial(limited, name, each), 0.0, 4096.0)
         for i, (name, _, each, _) in enumerate(LIMITS)}  # fmt: skip

@@ -1,6 +1,5 @@
 """Every check of the kernel has a forgery that it alone refuses: with the check dropped, the forgery passes."""
 
-import ast
 import json
 import re
 from collections.abc import Callable
@@ -9,64 +8,9 @@ from typing import Any
 
 import pytest
 
-from campaigns.mutants import Mutant, checks_of, mutants, within
+from campaigns.mutants import UNNOTICED, Mutant, checks_of, mutants, within
 from tests.proof.forged import BOUNDS_FILE, CASES, FORGED, PARTLY, accepted, results
 from wellnormed.proof import CheckError, Report
-
-WITHOUT = {
-    "Without it Python or NumPy fails, which `check` turns into a refusal. It says so in a sentence.": """
-        check: found is not None
-        check: len(inputs) > 0
-        claims: claim.measure in MEASURES
-        claims: count == 1 + (measure == 'product')
-        claims: len(array) % parts == 0
-        claims: factors[0].shape[1] == factors[1].shape[1]
-        claims: all((i < n for i, n in zip(pair, parts, strict=True)))
-        files: bool(kinds)
-        files: f'{what} is no intact JSON: {error}'
-        files: entry.dtype in _KINDS
-        files: f'{path} cannot be read: {error}'
-        inference: place < len(self.claims)
-        lipsdp: len(total) > 0
-        lipsdp: [each.shape for each in given] == widths
-        matrices: math.isfinite(largest)
-        moves: places.dtype == np.int64
-        moves: bool(np.isfinite(executed).all())
-        moves: 'it must have either positions, or an offset and tables'
-        moves: bool((new != 0).all())
-        moves: len(row.inputs) > 0
-        moves: max(over) < len(x.shape)
-        positions: len(tables) == len(shape)
-        products: source is not None
-        promises: len(each.shape) == 3
-        promises: measure in known
-        promises: all((i < n for pair in pairs for i, n in zip(pair, parts, strict=True)))
-        proof: name in self.stored
-        proof: {name, other} <= self.stored.keys()
-        proof: each in self.values
-        proof: row.operation in {*MOVES, *RULES}
-        proof: len(reads) == len(inputs)
-        reading: len(x) == len(readers)
-        reading: math.prod(shape) == len(values)
-    """,
-    "Another check refuses the same, later or after more memory was asked for.": """
-        lipsdp: x.shape[-1] <= MOST
-        moves: places.shape == row.shape
-        positions: fits
-        promises: once
-    """,
-    "`test_limits` has files, shapes or strides that it refuses before time or memory is spent.": """
-        files: stat.S_ISREG(status.st_mode)
-        matrices: entries <= max(_BLOCK, 16 * w.size)
-        moves: needed <= self.room
-    """,
-    "Without it a loop has no end, or no valid document passes.": """
-        files: raise
-        matrices: margin <= 1
-        reading: f'{what} must be {words}, got {reprlib.repr(x)}'
-    """,
-}
-"""Why a check has no forgery that it alone refuses -> module and condition, or message, of such checks."""
 
 
 @cache
@@ -96,14 +40,6 @@ def differs(call: Callable[[], str], expected: str) -> bool:
         return True
 
 
-def condition(check: Mutant) -> str:
-    """Its module and condition; its module and message if it is raised."""
-    (statement,) = ast.parse(check.before).body
-    node = statement.value.args[0] if isinstance(statement, ast.Expr) else statement
-    node = node.exc.args[0] if isinstance(node, ast.Raise) and node.exc else node
-    return f"{check.module}: {ast.unparse(node)}"
-
-
 @pytest.mark.parametrize("name", results())
 def test_what_is_proved(name: str) -> None:
     assert results()[name]() == json.loads(BOUNDS_FILE.read_text())[name]
@@ -130,5 +66,9 @@ def test_every_branch_without_a_bound_of_errors_is_noticed() -> None:
 
 def test_every_check_has_a_forgery_or_a_reason() -> None:
     refused = frozenset().union(*map(alone, range(len(CASES))))
-    others = {condition(each) for each in mutants() if each.after == "dropped" and each not in refused}
-    assert others == {line.strip() for lines in WITHOUT.values() for line in lines.strip().splitlines()}
+    others = {str(each) for each in mutants() if each.after == "dropped" and each not in refused}
+    assert others == {each for each in UNNOTICED if each.endswith("  ->  dropped")}
+
+
+def test_every_mutant_that_is_listed_exists() -> None:
+    assert {*map(str, mutants())} >= UNNOTICED
