@@ -459,6 +459,8 @@ ROWS: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
     "small potential": (alone("convex_potential", V, claim("spectral", "w", 2), factor=0.1), T4),
     "potential of negative sign": (alone("convex_potential", V, claim("spectral", "w", 2), factor=-3.0), T4),
     "attention alone": (alone("attention", [[1, 2, 3, 4], [1, 2, 5, 4], [1, 2, 5, 6], [1, 2, 3, 6]], scale=-0.5), {}),
+    "attention of many keys": (alone("attention", [[1, 1, 1, 2], [1, 1, 16, 2], [1, 1, 16, 2], [1, 1, 1, 2]],
+        scale=0.5), {}),
     "attention of a matrix": (alone("attention", [[3, 4], [5, 4], [5, 6], [3, 6]], scale=0.5), {}),
     "convolution of pixels": (alone("convolution", [[1, 2, 7, 6], [1, 2, 3, 2]], claim("taps", "w", 3, groups=2), claim(
         "group_norm", "b", 3), axes=[1], stride=[2, 3], dilation=[2, 1], groups=2),
@@ -892,7 +894,7 @@ LANES, TF32 = {"document.execution": {"lanes": 64}}, {"document.execution": {"pr
 X3, X03, X02 = ("x", 3), ("x0", 3), ("x0", 2)
 KEYS: Fields = {
     "a.claims": ATTENTION["claims"][:2],
-    "kh": [HEADS[1], row("ks", "times", "kh", (1, 2, 3, 2), factor=3.0)],
+    "kh": [HEADS[1], row("ks", "times", "kh", (1, 2, 3, 2), divisor=0.3)],
     "a.inputs.1": "ks",
 }
 UNLIKE = {x: [[i * unit for i in range(first, first + 2 * n)] for unit in (1, 1e-4)]
@@ -1015,6 +1017,9 @@ PARTLY: list[tuple[Any, ...]] = [
     ("attention", "not made of heads", {"kh.constants": {"positions": "mixed"}, "tensors.mixed": np.array([[[[0, 1],
         [6, 7],
         [8, 9]], [[2, 3], [4, 5], [10, 11]]]])}),
+    ("heads", "gain .* is less than what follows", stating("y/2", 99, shape=[1] * 4, gain=stated(99, "0.1",
+        shape=(1, 1, 2, 1)))),
+    ("mlp", "does not fit its groups", stating("y", 9, radius=stated(9, shape=(1,)))),
     ("mlp", "finite, or beyond", {"tensors.w": 1 - 2.0**1001 * I4[:2], "y.claims.0.values": [2.0**1003]}),
     ("mlp", "finite, or beyond", {"tensors.w": np.array([[np.nan, 0, 0, 0], [0, 1, 0, 0]])}),
     ("mlp", "is empty", {"tensors.w": np.zeros((2, 0)), "x.shape.1": 1}),
