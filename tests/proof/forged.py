@@ -585,6 +585,7 @@ MOVED: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
         axes=[], reads=[[]]), row("z", "pick", "r", (2,), offset=0, tables=[0]), end("z", 2)], {}),
     "thirds partly repeated": ([tokens("x", (3, 5, 7), (11, 13, 17), (2, 4, 6), (0, 0, 0)), *THIRD[1:], row("z", "pick",
         "t", (1, 3), offset=0, tables=[0, [0, 0, 1]]), end("z", 1, 3)], {}),
+    "idle ball of thirds": ([*THIRD, row("z", "idle_ball", "t", (1, 3, 2), scale=0.25, over=[2]), OUT], {}),
     "factors turned": ([X, row("t", "times", "x", (1, 3, 2), factor="f"), row("z", "pick", "t", (1, 3, 2), offset=1,
         tables=[0, 2, -1]), OUT], {"f": np.array([0.5, -2.0])}),
     "factors of thirds": ([*THIRD, row("z", "times", "t", (1, 3, 2), factor="f"), OUT], {"f": np.array([0.5, -2.0])}),
