@@ -98,7 +98,7 @@ class Budget(ProvedCaps):
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         super().after(optimizer)
-        if self._every and int(self._count) and int(self._count) % self._every == 0 and not self._recording():
+        if self._every and (count := int(self._count)) and count % self._every == 0 and not self._recording():
             self._move()
 
     def accept(self, written: Container[Tensor]) -> None:

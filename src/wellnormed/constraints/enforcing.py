@@ -37,9 +37,13 @@ def check(constrained: Sequence[Constrained], steps: Bounds) -> None:
         c.own.check(c.norm, steps[c.name], c.name)
 
 
-def apply(moved: Sequence[Constrained], steps: Bounds, placement: Placement) -> None:
-    """Have constraints act on weights that a step of these bounds has moved, but for those that may wait."""
-    seen = {c.name: c.own.seen_step(steps[c.name], c.parameter) for c in moved}
+def seen_steps(constrained: Sequence[Constrained], steps: Bounds) -> Bounds:
+    """What constraints see of steps of these bounds."""
+    return {c.name: c.own.seen_step(steps[c.name], c.parameter) for c in constrained}
+
+
+def apply(moved: Sequence[Constrained], seen: Bounds, placement: Placement) -> None:
+    """Have constraints act on weights that a step has moved, of which they see this, but for those that may wait."""
     due = []
     for c in moved:
         waits = False

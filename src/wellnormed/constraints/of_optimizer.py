@@ -95,6 +95,7 @@ class Constraints:
         self._known = count_of(optimizer)  # the number of parameters that the optimizer moved, constrained or not
         self._told = 0  # how many a warning said to have joined since
         self._steps: Bounds = step_bounds(optimizer, constrained)  # the bounds that were checked last
+        self._seen: Bounds = {}  # what constraints see of them
         self._still: set[str] = set()  # the parameters whose coming step has length 0
         self._hooks: tuple[RemovableHandle, ...] = ()
         self._place()
@@ -269,26 +270,27 @@ class Constraints:
             optimizer: The optimizer that makes the step: the one that was constrained, or a shallow copy of it.
             changes: The largest `changes` of any process.
         """
-        for c in self._constrained:
-            if recording(c.parameter.device) and (
-                c.reach is not None or any(tensor.device.type == "cpu" for tensor in c.state.values())
-            ):
+        devices = {c.parameter.device for c in self._constrained}
+        for c in self._constrained if any(map(recording, devices)) else ():
+            if c.reach is not None or any(tensor.device.type == "cpu" for tensor in c.state.values()):
                 raise RuntimeError(
                     f"a CUDA graph cannot record {c.constraint!r} on {c.name!r}: what it remembers from step to step "
                     "lies on the CPU, and would stand still in a replay; take a cap with every=1"
                 )
         if self._model_changed():
             self._tell_displaced()
-        if (settings := self._settings_of(optimizer)) != self._settings:
+        settings, written = self._settings_of(optimizer), any(changes.values())
+        if settings != self._settings or written:  # a weight that was written may have another dtype
             if (joined := self._joined()) > self._told:
                 self._told = joined
                 warnings.warn(_said(joined), stacklevel=2)
             self._steps = step_bounds(optimizer, self._constrained)
             self._still = still(optimizer, self._constrained, self._steps)
+            self._seen = enforcing.seen_steps(self._constrained, self._steps)
         enforcing.check(self._constrained, self._steps)
         self._settings = settings
         self._stepping = {c.name for c in self._constrained if c.parameter.grad is not None}
-        if any(changes.values()):
+        if written:
             self._take_over([c for c in self._constrained if changes[c.name] == WRITTEN])
             doubted = [c for c in self._constrained if changes[c.name] == DOUBTED]
             enforcing.restore(doubted, self._proved(doubted), self._placement)
@@ -312,7 +314,7 @@ class Constraints:
         moved |= {name for name, change in self._agree(others).items() if change == WRITTEN}
         acting = [c for c in self._constrained if c.name in moved]
         acting = [c for c in acting if c.name not in unmoved or c.constraint.acts_at_rest]
-        enforcing.apply(acting, self._steps, self._placement)
+        enforcing.apply(acting, self._seen, self._placement)
         self._remember()
 
     def sweep(self) -> None:

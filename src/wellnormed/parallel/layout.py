@@ -13,13 +13,14 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from wellnormed._inputs import is_quantized
 
 T = TypeVar("T")
+_PLAIN = Tensor, nn.Parameter
 Steps = tuple[tuple[int, int], ...]
 """The cuts in order: for each its dimension, counted from the last one as -1, and its number of parts."""
 
@@ -82,6 +83,8 @@ def part_lengths(length: int, world: int) -> list[int]:
 
 def is_distributed(tensor: Tensor) -> TypeGuard[Any]:
     """Whether it is a `DTensor`."""
+    if type(tensor) in _PLAIN:
+        return False
     module = sys.modules.get("torch.distributed.tensor")  # a second to import; without it there is no DTensor
     return module is not None and isinstance(tensor, module.DTensor)
 
