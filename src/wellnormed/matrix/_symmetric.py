@@ -47,6 +47,6 @@ def full_product(a: Tensor, b: Tensor, c: Tensor | None = None, *, beta: float =
 
 def times_symmetric(x: Tensor, s: Tensor, c: Tensor | None = None, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
     """`beta c + alpha x s` for symmetric `s`, in the memory layout of `x`, so that no transposed view is copied."""
-    if x.mT.is_contiguous():
+    if not x.is_contiguous() and x.mT.is_contiguous():
         return full_product(s, x.mT, None if c is None else c.mT, beta=beta, alpha=alpha).mT
     return full_product(x, s, c, beta=beta, alpha=alpha)

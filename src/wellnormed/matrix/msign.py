@@ -90,6 +90,8 @@ def coarse_msign(x: Matrices, size: float, coefficients: str | CoefficientSet, m
     if half and get(coefficients).coarser_than_bfloat16 and multiplies_bfloat16(x.device.type):
         method = "bfloat16"
     value, factor = msign(x, coefficients, method), size / (1 + BFLOAT16_ERROR) if method == "bfloat16" else size
+    if factor == 1:
+        return value
     return value * factor if value.requires_grad else value.mul_(factor)
 
 
