@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -103,6 +104,28 @@ def test_random_transformers(heads: int, settings: dict[str, Any]) -> None:
     assert max(map(len, certificate.attention_logits.values())) == heads
 
 
+@dataclass
+class Results:
+    a: Any
+    b: Any = None
+
+
+class Returning(nn.Module):
+    """It returns its input beside something else."""
+
+    def __init__(self, kind: Callable[..., Any], beside: Any = ()) -> None:
+        super().__init__()
+        self.kind, self.beside = kind, list(beside) if beside is not None else None
+
+    def forward(self, x: Tensor) -> Any:
+        return self.kind(a=x, b=self.beside)
+
+
+def test_the_only_tensor_beside_none_is_the_result() -> None:
+    for kind in (dict, Results, lambda a, b: (a, b), lambda a, b: [{"x": (a,)}, b]):
+        assert certify(Returning(kind, None), torch.zeros(1, 2)).lipschitz == pytest.approx(1)
+
+
 BROKEN = nn.Linear(2, 2)
 nn.init.constant_(BROKEN.weight, math.nan)
 
@@ -112,7 +135,11 @@ nn.init.constant_(BROKEN.weight, math.nan)
     [
         (lambda: certify(nn.Linear(2, 2), torch.full((1, 2), math.nan)), "example_input has entries .* not finite"),
         (lambda: lower_bound(BROKEN, torch.zeros(1, 2)), "gives NaN: weight has entries that are not finite"),
-        (lambda: certify(nn.Identity(), torch.zeros(1, 2), output="y"), "output='y' is nothing that the model returns"),
+        (lambda: certify(nn.Identity(), torch.zeros(1, 2), output="T"), "output='T' is nothing .*; leave output= out"),
+        (lambda: certify(nn.Identity(), torch.zeros(4, 2), output=1), "output=1 is nothing .*; leave output= out"),
+        (lambda: certify(Returning(dict), torch.zeros(4, 2)), r"dict of 'a' \(Tensor\), 'b' \(list\); pass output='a'"),
+        (lambda: certify(Returning(Results), torch.zeros(4, 2)), "Results of 'a' .*, 'b' .*; pass output='a', or"),
+        (lambda: certify(Returning(Results), torch.zeros(4, 2), output="c"), "output='c' is nothing .* 'c'"),
     ],
 )
 def test_wrong_arguments_are_said(call: Callable[[], object], message: str) -> None:

@@ -6,7 +6,7 @@ the program to each sample alone, has exactly the Lipschitz constant of the prog
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -245,23 +245,36 @@ def tensors_of(tree: Any) -> list[Tensor]:
 
 
 def select(result: Any, output: Any) -> Tensor:
-    """One tensor of what a model returns: by key, attribute or position, or the only one."""
+    """One tensor of what a model returns: by key, attribute or position, or the only one beside None."""
     if output is not None:
         try:
+            if isinstance(result, Tensor):
+                raise LookupError("it returns one tensor; leave output= out")
+            parts = _parts(result)
             if isinstance(output, int):
-                result = tuple(result.values() if isinstance(result, Mapping) else result)[output]
+                result = [*parts.values()][output]
             else:
-                result = result[output] if isinstance(result, Mapping) else getattr(result, output)
+                result = parts[output] if output in parts else getattr(result, output)
         except (LookupError, AttributeError, TypeError) as error:
             raise UncertifiableError(f"output={output!r} is nothing that the model returns ({error})") from error
-    if isinstance(result, Mapping):
-        result = tuple(result.values())
-    while isinstance(result, list | tuple) and len(result) == 1:
-        (result,) = result
-    if not isinstance(result, Tensor):
-        kind = type(result).__name__
-        if isinstance(result, list | tuple):
-            kinds = ("Tensor" if isinstance(each, Tensor) else type(each).__name__ for each in result)
-            kind = f"{kind} of {', '.join(kinds)}"
-        raise UncertifiableError(f"the model returns a {kind}; pass output=, a key, a name or a position of one tensor")
+    while not isinstance(result, Tensor):
+        present = {key: each for key, each in _parts(result).items() if each is not None}
+        if len(present) != 1:
+            kinds = {k: "Tensor" if isinstance(each, Tensor) else type(each).__name__ for k, each in present.items()}
+            words = ", ".join(f"{key!r} ({kind})" for key, kind in kinds.items())
+            key = next((key for key, kind in kinds.items() if kind == "Tensor"), None)
+            raise UncertifiableError(
+                f"the model returns a {type(result).__name__} of {words or 'no tensor'}; pass "
+                f"output={'' if key is None else repr(key)}, or another key, name or position of one tensor"
+            )
+        (result,) = present.values()
     return result
+
+
+def _parts(result: Any) -> dict[Any, Any]:
+    """What a model returns by key, field or position; empty for an object of another kind."""
+    if is_dataclass(result) and not isinstance(result, Mapping):
+        return {each.name: getattr(result, each.name) for each in fields(result)}
+    if isinstance(result, list | tuple):
+        return dict(enumerate(result))
+    return dict(result) if isinstance(result, Mapping) else {}
