@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -136,3 +137,12 @@ def test_constraints_are_removed_once_or_twice():
     constraints = constrained({"1": wn.HardCap(1.0)})
     constraints.remove()
     constraints.remove()
+
+
+@pytest.mark.parametrize("number", [np.float32(2), np.float64(2), np.int64(2)])
+def test_numbers_of_numpy_are_numbers(number):
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.zeros(1, 4)
+    constraints = wn.constrain(wn.Scion(model), lipschitz=number, example_input=x)
+    certificate = wn.certify(model, x, radius=number, within=constraints)
+    assert 1.99 < certificate.lipschitz <= 2
+    assert certificate.with_lower_bound(number / 2).lower_bound == 1

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import wellnormed as wn
-from wellnormed.certificates import Certificate, certify, lower_bound, verify
+from wellnormed.certificates import Arithmetic, Certificate, certify, lower_bound, verify
 from wellnormed.certificates.sizes import largest_rms
 from wellnormed.models import GPT, GPTConfig
 from wellnormed.models.gpt import FeedForward
@@ -135,6 +135,13 @@ nn.init.constant_(BROKEN.weight, math.nan)
     [
         (lambda: certify(nn.Linear(2, 2), torch.full((1, 2), math.nan)), "example_input has entries .* not finite"),
         (lambda: lower_bound(BROKEN, torch.zeros(1, 2)), "gives NaN: weight has entries that are not finite"),
+        *(
+            (lambda a=a: certify(nn.Linear(2, 2), torch.zeros(1, 2), arithmetic=a), f"{name} of Arithmetic")
+            for a, name in (
+                *((Arithmetic(lanes=n), "lanes") for n in (0, -4, "8", 2.5, True)),
+                (Arithmetic(products="fp16"), "products"),
+            )
+        ),
         (lambda: certify(nn.Identity(), torch.zeros(1, 2), output="T"), "output='T' is nothing .*; leave output= out"),
         (lambda: certify(nn.Identity(), torch.zeros(4, 2), output=1), "output=1 is nothing .*; leave output= out"),
         (lambda: certify(Returning(dict), torch.zeros(4, 2)), r"dict of 'a' \(Tensor\), 'b' \(list\); pass output='a'"),

@@ -65,7 +65,10 @@ def test_pixels_are_counted_by_the_smallest_deviation_or_by_the_model():
     whole[0].running_mean, whole[0].running_var, whole[0].eps = mean, std.square() - 1e-5, 1e-5
     standardised = (x - mean[:, None, None]) / std[:, None, None]
     certificate, of_whole = (wn.certify(each, x, arithmetic="real") for each in (inner, whole))
-    outside = certificate.certified_radius(inner(standardised), std=std.tolist())
+    outside, *others = (
+        certificate.certified_radius(inner(standardised), std=s) for s in (std.tolist(), std, std.numpy())
+    )
+    assert all(torch.equal(outside, each) for each in others)
     within = of_whole.certified_radius(whole(x))
     torch.testing.assert_close(outside, 0.2 * certificate.certified_radius(inner(standardised)))
     assert bool((within >= outside * (1 - 1e-5)).all())  # float32 logits of two ways to standardise
@@ -122,6 +125,8 @@ def test_a_radius_is_refused_where_a_sum_may_overflow():
         ({"logits": torch.zeros(2, 5, dtype=torch.bfloat16)}, "rounded after the program"),
         ({"std": 0.0}, "std"),
         ({"std": []}, "std"),
+        ({"std": torch.tensor([0.2, -0.1])}, "std"),
+        ({"std": "a"}, "std"),
         ({"std": [0.1, math.nan]}, "std"),
     ],
 )

@@ -320,7 +320,7 @@ class Certificate:
         require_numbers("with_lower_bound: ", {"value": value})
         if not 0 <= value < math.inf:
             raise ValueError(f"lower_bound={value} must be finite and not negative")
-        if Decimal(value) > self.lipschitz.exact:
+        if Decimal(float(value)) > self.lipschitz.exact:
             raise ValueError(
                 f"lower_bound={value} exceeds the certified {self.lipschitz}: one is wrong. Check that both "
                 "saw the same weights and domain; if they did, please report it: this may never happen"

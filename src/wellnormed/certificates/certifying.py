@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from wellnormed._devices import default_on_cpu
-from wellnormed._inputs import require_choice
+from wellnormed._inputs import require_choice, require_numbers
+from wellnormed._ranges import POSITIVE
 from wellnormed._version import VERSION
 from wellnormed.certificates.arguments import (
     domain_from,
@@ -136,6 +137,10 @@ def certify(
     if arithmetic not in (None, "real") and not isinstance(arithmetic, Arithmetic):
         raise ValueError(f"certify: arithmetic={arithmetic!r} must be an Arithmetic or 'real'")
     execution = None if arithmetic == "real" else arithmetic or Arithmetic()
+    if execution is not None:
+        require_choice("certify: products of Arithmetic", execution.products, ("float32", "tf32", "bfloat16"))
+        lanes = {} if execution.lanes is None else {"lanes of Arithmetic": execution.lanes}
+        require_numbers("certify: ", lanes, POSITIVE, whole=True)
     if original is not None:
         if within is not None or joint is not None:
             raise ValueError(

@@ -51,7 +51,7 @@ class Asked:
     accept_small_range: bool
 
     def __post_init__(self) -> None:
-        require_numbers("constrain: ", {self.what: self.most, "every": self.every}, POSITIVE)
+        require_numbers("constrain: ", {"every": self.every}, POSITIVE)
         require_numbers("constrain: ", {"every": self.every, "move_every": self.move_every}, NOT_NEGATIVE, whole=True)
 
     @property

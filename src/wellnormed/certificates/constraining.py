@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from wellnormed._inputs import require_choice, require_flags
+from wellnormed._inputs import require_choice, require_flags, require_numbers
+from wellnormed._ranges import POSITIVE
 from wellnormed.certificates.sizes import UNITS, Unit
 from wellnormed.constraints import Constraint, Constraints
 from wellnormed.constraints.matching import attach, constrainable, norms_of
@@ -137,5 +138,6 @@ def constrain(
 
     domain = domain_from("constrain", radius, box)
     ((what, most),) = numbers.items()
-    search = Asked(what, most, example_input, domain, output, norm, every, move_every, accept_small_range)
+    require_numbers("constrain: ", {what: most}, POSITIVE)
+    search = Asked(what, float(most), example_input, domain, output, norm, every, move_every, accept_small_range)
     return constrain_to(inner, constraints or {}, norms, prove, search)

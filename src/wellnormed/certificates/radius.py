@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,8 +26,8 @@ def certified_radius(
     certificate: "Certificate", logits: Tensor, std: float | Sequence[float], dim: int | None
 ) -> Tensor:
     """See `Certificate.certified_radius`."""
-    deviations = [float(each) for each in (std if isinstance(std, Sequence) else [std])]
-    if not deviations or not all(0 < each < math.inf for each in deviations):
+    deviations = np.ravel(std).tolist()
+    if not deviations or not all(isinstance(each, float | int) and 0 < each < math.inf for each in deviations):
         raise ValueError(f"certified_radius: std={std} must be positive and finite: what every channel was divided by")
     axis = _axis_of_classes("certified_radius", certificate, dim)
     gap = _gap("certified_radius", certificate, logits, axis)

@@ -80,9 +80,9 @@ class MaxMin(nn.Module):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[self.dim] % 2:
+        if x.size(self.dim) % 2:
             raise ValueError(
-                f"MaxMin: {x.shape[self.dim]} features along dim={self.dim} make no pairs; use an even number"
+                f"MaxMin: {x.size(self.dim)} features along dim={self.dim} make no pairs; use an even number"
             )
         a, b = x.chunk(2, self.dim)
         first = a >= b  # not `torch.maximum`, which halves the gradient where entries are equal
