@@ -1,6 +1,7 @@
 """The search from below: known answers, all kinds of inputs, precision, and that what it found can be repeated."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -220,3 +221,10 @@ def test_an_operation_without_derivative_is_refused() -> None:
     doubled.register_fake(torch.empty_like)
     with pytest.raises(UncertifiableError, match="the search needs derivatives"):
         search(of(doubled), torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_it_searches_where_gradients_are_off(without: Any) -> None:
+    with without():
+        found = lower_bound(nn.Linear(2, 2), torch.zeros(1, 2), steps=2).value
+    assert found > 0

@@ -353,6 +353,13 @@ def test_the_model_is_left_as_it_was(name):
     assert (torch.is_grad_enabled(), random.getstate()) == (grad, draws[1])
 
 
+def test_what_a_model_appends_to_its_lists_is_taken_away():
+    model = _Model(lambda m, x: (m.kept.append(x), m.by_name["x"].append(x), m.layer(x))[-1])
+    model.kept, model.by_name = ["before"], {"x": []}
+    certify(model, torch.ones(1, 4, 3))
+    assert (model.kept, model.by_name) == (["before"], {"x": []})
+
+
 def test_a_model_that_keeps_what_it_has_computed_is_certified():
     """As many do with their attention weights."""
     assert certify(_Model(_shown), torch.ones(1, 4, 3)).lipschitz == pytest.approx(1, rel=1e-6)

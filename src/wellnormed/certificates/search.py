@@ -127,8 +127,9 @@ def lower_bound(
     domain = domain_from("lower_bound", radius, box)
     if not isinstance(model, Program):
         model = capture(model, example_of(model, example_input, "lower_bound"), output, domain=domain)
-    search = _Search(Continuous(model.double()), domain, batch, generator)
-    return search.measure(search.wander(search.climb(steps), steps))
+    with torch.inference_mode(False), torch.enable_grad():
+        search = _Search(Continuous(model.double()), domain, batch, generator)
+        return search.measure(search.wander(search.climb(steps), steps))
 
 
 def rms(x: Tensor, axes: int | tuple[int, ...] = -1) -> Tensor:

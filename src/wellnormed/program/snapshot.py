@@ -1,6 +1,7 @@
 """Snapshots of a model's state, to restore the model after it was run."""
 
 import random
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,13 +13,15 @@ from wellnormed.program.errors import DRAWS, OVERWRITES, UncertifiableError
 
 
 class Snapshot:
-    """The attributes of all modules, the bits of their parameters and buffers, and the random states."""
+    """The attributes of all modules, with lists and dictionaries among them; the bits of tensors; the random states."""
 
     def __init__(self, model: nn.Module) -> None:
-        variables = [vars(module) for module in model.modules()]
-        self._attributes = [
-            (each, dict(each)) for outer in variables for each in (outer, *outer.values()) if isinstance(each, dict)
-        ]
+        known: dict[int, dict[Any, Any] | list[Any]] = {}
+        for module in model.modules():
+            _collect(vars(module), known)
+        containers = known.values()
+        self._attributes = [(each, dict(each)) for each in containers if isinstance(each, dict)]
+        self._lists = [(each, [*each]) for each in containers if isinstance(each, list)]
         for name, tensor in (tensors := _tensors(model)).items():
             require_values(f"the tensor {name} of the model", tensor)
         self._tensors = {name: (each, each.detach().clone(), each.requires_grad) for name, each in tensors.items()}
@@ -44,12 +47,23 @@ class Snapshot:
             if attributes.keys() != content.keys() or any(attributes[key] is not each for key, each in content.items()):
                 attributes.clear()  # only if something changed, since a dictionary may be frozen
                 attributes.update(content)
+        for entries, content in self._lists:
+            if [*map(id, entries)] != [*map(id, content)]:
+                entries[:] = content
         for tensor, content, requires_grad in self._tensors.values():
             with torch.no_grad():
                 if not _same_bits(tensor, content):
                     tensor.copy_(content)
             if tensor.requires_grad != requires_grad:
                 tensor.requires_grad_(requires_grad)
+
+
+def _collect(value: Any, known: dict[int, dict[Any, Any] | list[Any]]) -> None:
+    """Add to `known` a dictionary or list, and those inside of it, by their ids."""
+    if isinstance(value, dict | list) and id(value) not in known:
+        known[id(value)] = value
+        for each in value.values() if isinstance(value, dict) else value:
+            _collect(each, known)
 
 
 def require_values(what: str, tensor: Tensor) -> None:
