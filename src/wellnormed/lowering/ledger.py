@@ -394,7 +394,8 @@ class Ledger:
             elif self._promise(stored) is not None:
                 remedy = "that norm does not bound what this operation does with it; freeze it,"
             raise self.refuse(
-                f"the bound needs entries of {stored.name}, and `within` knows at most a norm; {remedy} or certify "
+                f"the bound needs entries of {stored.name}, and `within` knows at most a norm; {remedy} remove its "
+                "parametrization, if it has one (torch.nn.utils.parametrize.remove_parametrizations), or certify "
                 "without `within`"
             )
 
