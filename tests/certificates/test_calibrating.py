@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -295,6 +296,8 @@ ONE = nn.Sequential(nn.LayerNorm(2))
         ((nn.Sequential(nn.GroupNorm(1, 2)), [torch.zeros(1, 2, 3)]), r"\(0 is of the class GroupNorm"),
         ((nn.LayerNorm(2), [torch.ones(1, 2)]), r"itself a LayerNorm; pass nn.Sequential\(model\)"),
         ((ONE, []), "data is empty"),
+        ((ONE, [[0.0, 1.0]]), r"with a batch of data"),
+        ((nn.Sequential(nn.RMSNorm(2)), np.ones((1, 2))), r"with a batch of data"),
         ((ONE, [torch.full((1, 2), math.nan)]), "0 gets vectors that are not finite"),
         (
             (nn.Sequential(nn.LayerNorm(2)), [(torch.zeros(1, 2), torch.zeros(1))]),
@@ -310,10 +313,11 @@ def test_what_makes_no_sense_is_refused(arguments, message):
         wn.calibrate(*arguments)
 
 
-def test_a_tensor_is_one_batch():
+def test_a_tensor_is_one_batch_and_so_is_a_dictionary():
     data = 1 + torch.rand(3, 2, 2)
-    found = [wn.calibrate(nn.Sequential(nn.RMSNorm(2)), batches).floors for batches in (data, [data])]
-    assert found[0] == found[1]
+    calls = data, [data], {"input": data}
+    found = [wn.calibrate(nn.Sequential(nn.RMSNorm(2)), batches).floors for batches in calls]
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("in_place", [True, False])

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +68,7 @@ def calibrate(model: nn.Module, data: Iterable[Any], slack: float = 1.05) -> Cal
     Args:
         model: Any module; changed in place.
         data: Batches of inputs, each in the form of a call: a tensor, a tuple of arguments, or a dictionary of
-            keywords; or one batch, a tensor. A few hundred samples suffice.
+            keywords; or one batch, a tensor or a dictionary. A few hundred samples suffice.
         slack: Safety factor for other data. Below 1, floors and balls act on some of the data, and the constant is
             smaller.
 
@@ -107,8 +107,8 @@ def calibrate(model: nn.Module, data: Iterable[Any], slack: float = 1.05) -> Cal
         what = "; ".join(f"{name} {why}" for _, (name, why) in grouped(left.items()))
         raise ValueError(
             "calibrate: the data reaches no LayerNorm, RMSNorm or BallProjection of this model "
-            f"({what or 'no module has an eps'}); put a wn.nn.FlooredNorm into it in the place of a norm layer, or a "
-            "wn.nn.BallProjection"
+            f"({what or 'no module has an eps'}); put nn.LayerNorm or nn.RMSNorm in the place of a class that computes "
+            "the same, by model.set_submodule, or a wn.nn.FlooredNorm or wn.nn.BallProjection into the model"
         )
     bounds = {each: each.bound(slack) for each in served}
     floored = {each.module: each.floored(bound) for each, bound in bounds.items() if not each.is_ball}
@@ -229,12 +229,12 @@ _NO_LIMIT = 1e18
 def _run(model: nn.Module, data: Iterable[Any]) -> None:
     """Call the model with every batch."""
     is_empty = True
-    for example in [data] if isinstance(data, Tensor) else data:
+    for example in [data] if isinstance(data, Tensor | Mapping) else data:
         is_empty = False
         arguments, keywords = arguments_of(example)
         try:
             model(*arguments, **keywords)
-        except TypeError as error:
+        except (TypeError, AttributeError) as error:
             raise ValueError(
                 f"calibrate: the model cannot be called with a batch of data ({error}); pass inputs alone, as "
                 "[x for x, _ in loader]"
