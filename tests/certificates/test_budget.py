@@ -338,6 +338,43 @@ def test_print_says_which_weights_are_shrunk_at_once():
     assert "shrink" in str(wn.constrain(wn.Scion(model), lipschitz=0.98 * enough, example_input=X))
 
 
+@pytest.mark.parametrize("number", ["lipschitz", "largest_logit"])
+def test_the_smallest_number_that_is_stated_can_be_asked_for(number):
+    of_constant = number == "lipschitz"
+    model = Residual(nn.Linear(4, 4, bias=False)) if of_constant else Attends()
+
+    def ask(most):
+        example = {"example_input": torch.zeros(1, 5, 4), "accept_small_range": of_constant}
+        return wn.constrain(wn.Scion(model), **{number: most}, **example)
+
+    with pytest.raises(ValueError, match=rf"{number}=1e-06 is less than") as caught:
+        ask(1e-6)
+    least = float(re.search(r"(?:constant is|it has) (\d\S*\d)\. W", str(caught.value))[1])
+    for most in (least, 1.002 * least, 1.05 * least, 2 * least):
+        ask(most)
+
+
+def test_tables_that_the_domain_bounds_are_named_beside_the_constant_that_shrinks_no_other():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2))
+    nn.init.constant_(model[0].weight, 3.0)
+    more = str(wn.constrain(wn.Scion(model), lipschitz=0.05, example_input=torch.zeros(1, 3, dtype=torch.long)))
+    assert re.search(r"would shrink none but 0\.weight, whose rows radius= or box= bounds\)", more)
+
+
+class Attends(nn.Module):
+    """Attention whose queries have a bias that no cap makes small: it is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 4)
+        for each in (self.q, self.k):
+            nn.init.constant_(each.bias, 1.0).requires_grad_(False)
+
+    def forward(self, x):
+        x = nn.functional.rms_norm(x, (4,))
+        return nn.functional.scaled_dot_product_attention(self.q(x), self.k(x), x)
+
+
 def ordinary_gpt():
     layers = (m for _ in range(2) for m in (nn.LayerNorm(8), nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)))
     return nn.Sequential(nn.Embedding(12, 8), Residual(*layers), nn.LayerNorm(8), nn.Linear(8, 12, bias=False))

@@ -126,7 +126,9 @@ def constrain_to(
         cost.judge(asked.most, asked.accept_small_range)
         words = " and ".join(f"{shown(number)} {UNITS[each]}" for each, number in numbers.items())
         none = shown(slope(rows[-1], entries_of(rows, asked.unit)), ".3g")  # within caps that are the norms now
-        moved = [cost.moves, f"(lipschitz={none} would shrink none)"] if cost.moved else []
+        tables = [name for name, cap in within.tables().items() if norms_now[name] > cap]
+        but = f" but {', '.join(tables)}, whose rows radius= or box= bounds" if tables else ""
+        moved = [cost.moves, f"(lipschitz={none} would shrink none{but})"] if cost.moved else []
         shown_first = {"words": words, "moved": moved, "rectified": only_relu(rows)}
         make = partial(Budget, costs=costs, every=asked.move_every, **shown_first)
     make = partial(make, within=within, asked=float(asked.most), caps=caps, fixed=fixed)

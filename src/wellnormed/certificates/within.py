@@ -176,7 +176,8 @@ class Within:
                 raise BudgetError(log, self.rows(scaled) if log < math.inf else [])
             ends[log < aim] = t, log, scaled
             if len(ends) < 2:
-                t += min(1.0, max(-1.0, (aim - log) / degree))
+                ahead = math.copysign(max(abs(aim - log) / degree, 2.0 ** (turn - 10)), aim - log)  # a flat end is left
+                t += min(1.0, max(-1.0, ahead))
                 t = min(-math.log(LEAST), max(math.log(LEAST), t))
             else:
                 (low, below, _), (high, above, _) = ends[True], ends[False]
