@@ -30,7 +30,7 @@ from wellnormed.models.files import (
 from wellnormed.program.capturing import capture, capture_batched, quiet
 from wellnormed.program.comparing import compare
 from wellnormed.program.drawing import draw
-from wellnormed.program.places import shown
+from wellnormed.program.places import first_line, shown
 from wellnormed.program.program import Example, Program, tensors_of
 from wellnormed.program.shaking import Shaken
 
@@ -78,7 +78,7 @@ def export(
 
     Raises:
         UncertifiableError: The model cannot be captured, or an operation has no bound; see `certify`.
-        ValueError: The folder holds something, or ONNX cannot be written, or would compute something else.
+        ValueError: The folder holds something, or ONNX cannot be written or compared, or would compute something else.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -219,7 +219,14 @@ def _require_same(model: Any, program: Program, count: int) -> None:
     with torch.no_grad():
         result = program.run(tensors)
         wanted, moved = result.double().cpu(), (program.run(tensors, Shaken(program)).double() - result).cpu()
-    arrays: Any = ReferenceEvaluator(model).run(None, dict(zip(program.arguments, map(_array, tensors), strict=True)))
+    inputs = dict(zip(program.arguments, map(_array, tensors), strict=True))
+    try:
+        arrays: Any = ReferenceEvaluator(model).run(None, inputs)
+    except Exception as error:  # it lacks some operations, and raises anything
+        raise ValueError(
+            f"the ONNX file is not written, since onnx.reference cannot execute it, and so it cannot be compared: "
+            f"{first_line(error)}; pass onnx=False"
+        ) from error
     found = torch.from_numpy(arrays[0].astype(float))
     size, spread = (each.nan_to_num(0, 0, 0).abs().max() for each in (wanted, moved))
     short = result.dtype in (torch.float16, torch.bfloat16)  # and attributes of ONNX are float32
