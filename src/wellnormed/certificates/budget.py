@@ -184,7 +184,7 @@ def in_both(most: float, unit: Unit, rows: Sequence[Row]) -> dict[Unit, Decimal]
 def _too_small(lipschitz: float, error: BudgetError) -> str:
     """The message for a constant that is too small: the smallest possible one, and which operations prevent less."""
     largest = sorted(factors(error.rows), key=lambda each: -each[1])[:3] if error.rows else []
-    least = shown(Decimal(error.log).exp() * (1 + Decimal(TOLERANCE / 50))) if error.rows else "not proved"
+    least = shown(error.least) if error.rows else "not proved"
     words = ", ".join(f"{row.name} ({row.operation}) by {shown(10**factor, '.3g')}" for row, factor in largest)
     return (
         f"constrain: lipschitz={lipschitz} is less than this model can have: with caps of {LEAST:g} of the norms at "

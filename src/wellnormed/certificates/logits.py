@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from wellnormed.certificates.proved_caps import ProvedCaps
-from wellnormed.certificates.within import LEAST, TOLERANCE, BudgetError, Caps, Within, logits_of
+from wellnormed.certificates.within import LEAST, BudgetError, Caps, Within, logits_of
 from wellnormed.constraints import Constraints
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.proof import Proof
@@ -124,9 +124,9 @@ def _scaled(within: Within, row: str, caps: Caps, most: float, rest: Caps) -> Ca
     try:
         return within.scaled(caps, most, rest, degree=2.0)
     except BudgetError as error:
-        least = shown(Decimal(error.log).exp() * (1 + Decimal(TOLERANCE / 50)))
         raise ValueError(
             f"constrain: largest_logit={most} is less than {row} can have: with caps of {LEAST:g} of the norms at the "
-            f"start of {', '.join(caps)} it has {least}. Without a norm layer before queries and keys, logits grow "
-            "with all layers before, and with the radius of the input; parameters without a norm may have any entries"
+            f"start of {', '.join(caps)} it has {shown(error.least)}. Without a norm layer before queries and keys, "
+            "logits grow with all layers before, and with the radius of the input; parameters without a norm may "
+            "have any entries"
         ) from None

@@ -39,6 +39,11 @@ class BudgetError(Exception):
         super().__init__(log)
         self.log, self.rows = log, list(rows)
 
+    @property
+    def least(self) -> Decimal:
+        """The smallest constant that can be asked for: little more than what these rows prove."""
+        return Decimal(self.log).exp() * (1 + Decimal(TOLERANCE / 50))
+
 
 @dataclass(frozen=True)
 class Capped:
