@@ -212,7 +212,7 @@ def _write_onnx(exported: torch.export.ExportedProgram, program: Program, path: 
 
 def _require_same(model: Any, program: Program, count: int) -> None:
     """Refuse an ONNX model whose result, as ONNX defines its operations, differs from the program's."""
-    from onnx.reference import ReferenceEvaluator
+    from onnx.reference import ReferenceEvaluator  # pyrefly: ignore[missing-import]
 
     samples = draw(program, 1.0, count)
     tensors = program.batch(samples) if program.each_sample else samples[0]
@@ -242,6 +242,6 @@ def _array(tensor: Tensor) -> Any:
     """The array of a tensor; of bfloat16 by the package that onnx needs for it."""
     if tensor.dtype != torch.bfloat16:
         return tensor.cpu().numpy()
-    import ml_dtypes
+    import ml_dtypes  # pyrefly: ignore[missing-import]
 
     return tensor.cpu().float().numpy().astype(ml_dtypes.bfloat16)
