@@ -203,10 +203,10 @@ def of_torchlip(shape: Sequence[int], width: int) -> nn.Sequential:
     from deel import torchlip as lip  # pyrefly: ignore[missing-import]
 
     return lip.Sequential(
-        lip.SpectralConv2d(shape[0], width, (3, 3), padding="same"),
+        lip.SpectralConv2d(shape[0], width, (3, 3), padding=1),
         lip.GroupSort2(),
         lip.ScaledL2NormPool2d((2, 2)),
-        lip.SpectralConv2d(width, 2 * width, (3, 3), padding="same"),
+        lip.SpectralConv2d(width, 2 * width, (3, 3), padding=1),
         lip.GroupSort2(),
         lip.ScaledL2NormPool2d((2, 2)),
         nn.Flatten(),
