@@ -56,14 +56,29 @@ def test_a_bound_beyond_the_floats_keeps_its_digits_in_copies(copied):
     assert 400.17609 < bound.log10 < 400.17610
 
 
-def test_a_whole_batch_is_said_to_be_one():
-    class Centred(nn.Module):
-        def forward(self, x):
-            return x - x.mean(0, keepdim=True)
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
 
-    certificate = wn.certify(Centred(), torch.rand(4, 3), radius=1.0)
-    assert not certificate.each_sample
-    assert str(certificate).startswith("The whole batch moved by d in l2 moves the result")
+    def forward(self, x):
+        return self.function(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "example", "says"),
+    [
+        (lambda x: x + x[:1], torch.rand(4, 3), "A batch whose vectors each move by at most d in l2 has a result whose"),
+        (lambda x: x + x[:1], torch.rand(2, 1, 3, 3), "A batch whose whole samples each move by at most d in l2 has"),
+        (lambda x: torch.cat([x, x], 1).reshape(-1, 3), torch.rand(4, 3), "A sample whose vectors each move by at most"),
+    ],
+)
+def test_several_vectors_are_not_said_to_move_as_one(function, example, says):
+    """All entries of the result together move by more than this multiple of the change of all entries of the input."""
+    model, certificate = Function(function), wn.certify(Function(function), example, radius=1.0)
+    jacobian = torch.autograd.functional.jacobian(model, example).reshape(-1, example.numel())
+    assert torch.linalg.matrix_norm(jacobian, 2) > 1.1 * certificate.lipschitz
+    assert str(certificate).startswith(says)
 
 
 def test_a_bound_that_is_large_by_its_normalization_layers_says_so():

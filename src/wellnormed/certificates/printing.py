@@ -7,7 +7,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from wellnormed.certificates.sizes import entries_of, greatest, largest_rms, short, slope
+from wellnormed.certificates.sizes import entries_of, greatest, group_size, largest_rms, short, slope
 from wellnormed.program.comparing import NOT_COMPARED
 from wellnormed.program.domain import Box, domain_of
 from wellnormed.proof import Row
@@ -60,14 +60,12 @@ def table(certificate: "Certificate") -> str:
 
 
 def sentence(certificate: "Certificate") -> str:
-    """The bound as a sentence, in Euclidean norms: of a sample that is one vector or one image, or of its tokens."""
+    """The bound as a sentence, in Euclidean norms: of a sample that is one group of entries, or of its groups."""
     inputs, result, bound = certificate.inputs, certificate.rows[-1], short(certificate.lipschitz.exact)
-    whole = len(inputs) == 1 and _groups(inputs[0]) != "tokens" and _groups(result) != "tokens"
-    noun = "A sample" if certificate.each_sample else "The whole batch"
-    if whole and certificate.each_sample:
+    if len(inputs) == 1 and all(group_size(row) == math.prod(row.shape) for row in (*inputs, result)):
         noun = "An image" if len(inputs[0].shape) == 4 else "An input"
-    if whole:
         return f"{noun} moved by d in l2 moves the result by at most {bound} d."
+    noun = "A sample" if certificate.each_sample else "A batch"
     moved = " and ".join(sorted({_groups(row) for row in inputs}))
     return (
         f"{noun} whose {moved} each move by at most d in l2 has a result whose {_groups(result)} each move by at most "
