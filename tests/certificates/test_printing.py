@@ -68,9 +68,9 @@ class Function(nn.Module):
 @pytest.mark.parametrize(
     ("function", "example", "says"),
     [
-        (lambda x: x + x[:1], torch.rand(4, 3), "A batch whose vectors each move by at most d in l2 has a result whose"),
+        (lambda x: x + x[:1], torch.rand(4, 3), "A batch whose vectors each move by at most d in l2 has a result"),
         (lambda x: x + x[:1], torch.rand(2, 1, 3, 3), "A batch whose whole samples each move by at most d in l2 has"),
-        (lambda x: torch.cat([x, x], 1).reshape(-1, 3), torch.rand(4, 3), "A sample whose vectors each move by at most"),
+        (lambda x: torch.cat([x, x], 1).reshape(-1, 3), torch.rand(4, 3), "A sample whose vectors each move by"),
     ],
 )
 def test_several_vectors_are_not_said_to_move_as_one(function, example, says):

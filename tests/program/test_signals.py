@@ -17,6 +17,11 @@ FUNCTIONS = {
     "some channels": (lambda m, x: m.conv(torch.cat([x[:, 2:], x[:, :2]], 1)), True),
     "a spectrogram": (lambda m, x: m.image(x[:, None]).flatten(1), True),
     "transposed convolution": (lambda m, x: m.back(x), True),
+    "means": (lambda m, x: m.conv(nn.functional.avg_pool1d(x, 3)), True),
+    "means over equal windows": (lambda m, x: m.conv(nn.functional.adaptive_avg_pool1d(x, 3)), True),
+    "maxima": (lambda m, x: m.conv(nn.functional.max_pool1d(x, 2)), True),
+    "maxima over equal windows": (lambda m, x: m.conv(nn.functional.adaptive_max_pool1d(x, 3)), True),
+    "means over tokens": (lambda m, x: nn.functional.avg_pool1d(x.mT, 2).flatten(1), False),
     "tokens": (lambda m, x: m.conv(x[..., :4].mT).mT, False),
     "tokens by a linear map": (lambda m, x: m.conv((x @ m.weight)[..., :4].mT).mT, False),
     "vectors": (lambda m, x: torch.relu(x @ m.weight), False),
@@ -33,7 +38,7 @@ def model_of(function) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_an_input_is_a_signal_where_a_convolution_slides_along_its_last_axis(name):
+def test_an_input_is_a_signal_where_windows_slide_along_its_last_axis(name):
     function, signal = FUNCTIONS[name]
     program = wn.capture(model_of(function), torch.zeros(2, 4, 9))
     assert len(program.signals) == signal

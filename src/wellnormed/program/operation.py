@@ -46,7 +46,7 @@ class Operation:
     statistics: tuple[int, ...] = ()
     """The positions of running statistics, which it writes in training mode, uncounted by torch."""
     slides: bool = False
-    """Whether it applies one map to all windows along the axes after the second, as convolutions do."""
+    """Whether it reads windows along the axes after the second, as convolutions and pooling do."""
     executed: bool = False
     """Whether a call of it executes the rows of its lowering one after the other, so that their rounding errors bound
     its own."""

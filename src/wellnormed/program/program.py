@@ -80,7 +80,7 @@ class Program:
     comparison: "Comparison | None" = None
     """How the model's code was compared with it; None if it was not."""
     signals: frozenset[str] = frozenset()
-    """The placeholders of inputs `(batch, channels, length)` that a convolution slides over; see `signals_of`."""
+    """The placeholders of inputs `(batch, channels, length)` that windows slide over; see `signals_of`."""
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in self.inputs.values())

@@ -1,4 +1,4 @@
-"""Which inputs are signals `(batch, channels, length)`, along whose last axis a convolution slides its windows."""
+"""Which inputs are signals `(batch, channels, length)`, along whose last axis windows slide."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,7 +9,7 @@ from wellnormed.program.operation import record_of
 
 
 def signals_of(nodes: Iterable[fx.Node], inputs: Mapping[str, tuple[str, Tensor]]) -> frozenset[str]:
-    """Find the inputs of three axes whose first product is a convolution with windows along the last axis.
+    """Find the inputs of three axes that are first mixed by windows along the last axis, of a convolution or a pooling.
 
     Moves, such as transpositions and padding, are applied to the positions of entries along the input's last axis;
     operations that keep the shape keep positions. So tokens `(batch, tokens, width)` that are transposed before a

@@ -230,15 +230,17 @@ def max_pool_with_indices(count: int, ledger: Ledger, x: Value, *settings: Any) 
     return [max_pool(count, ledger, x, *settings), None]
 
 
-for _count in (1, 2, 3):  # only the name tells the number of axes: settings may have one entry, and images no batch
-    operation(f"aten.max_pool{_count}d.default", executed=True)(partial(max_pool, _count))
-    operation(f"aten.max_pool{_count}d_with_indices.default", executed=True)(partial(max_pool_with_indices, _count))
+for _n in (1, 2, 3):  # only the name tells the number of axes: settings may have one entry, and images no batch
+    operation(f"aten.max_pool{_n}d.default", slides=True, executed=True)(partial(max_pool, _n))
+    _indexed = partial(max_pool_with_indices, _n)
+    operation(f"aten.max_pool{_n}d_with_indices.default", slides=True, executed=True)(_indexed)
 
 
 @operation(
     "aten.adaptive_max_pool1d.default",
     "aten.adaptive_max_pool2d.default",
     "aten.adaptive_max_pool3d.default",
+    slides=True,
     executed=True,
 )
 def adaptive_max_pool(ledger: Ledger, x: Value, size: Sequence[int]) -> list[Any]:
