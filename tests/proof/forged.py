@@ -10,9 +10,10 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,7 +28,7 @@ from wellnormed.proof.decimals import decimals, root_down, rounding_up
 from wellnormed.proof.functions import FUNCTIONS
 from wellnormed.proof.moves import Move
 from wellnormed.proof.promises import Parts, Promise
-from wellnormed.proof.reading import CheckError, read
+from wellnormed.proof.reading import CheckError, Offset, Positive, Size, read
 from wellnormed.proof.rows import Claim, Document, read_row
 
 Fields = dict[str, Any]
@@ -922,7 +923,8 @@ CHANGED: list[tuple[str, Fields]] = [
     ("contraction", {**stating("x0", 65504, **NO_ERROR), "y.executed": F16 | {"roundings": 0}}),
     ("slope", {"z.constants.numbers": [-3.0], "z.claims": [], "j.constants.bound": 7.0}),
     *(("third", {"z.constants": {"factor": each}}) for each in (2.0**-1000, 2.0**1000)),
-    ("third", {"z.executed.beside": -9.0}), ("half", {"z.constants.divisor": -2.0}),
+    ("third", {"z.executed.beside": -9.0}), ("half", {"z.constants.divisor": -2.0}), ("cut", {"p.constants.tables.0":
+        2**39}),
     ("a third and a tenth", {f"{each}.constants": {"factor": 2.0**1000} for each in "ts"}),
     *(("constant", {"tensors.c": np.full((3, 2), 0.1), "z.executed.roundings": each}) for each in (None, 0)),
     *(("mlp", {"y.executed.dtype": each, "z.executed.dtype": each}) for each in FORMATS if each != "real"),
@@ -1025,6 +1027,12 @@ PARTLY: list[tuple[Any, ...]] = [
     ("mlp", "finite, or beyond", {"tensors.w": np.array([[np.nan, 0, 0, 0], [0, 1, 0, 0]])}),
     ("mlp", "is empty", {"tensors.w": np.zeros((2, 0)), "x.shape.1": 1}),
     ("mlp", "neither a ball nor a box", {"x.constants.low": -0.1}),
+    ("mlp", "must be an integer from 1", {"y.constants.parts": True}),
+    ("mlp", "must be a positive number", {"x.constants.radius": "1"}),
+    *((name, "lead beyond", some) for name, some in (("cut", {"p.constants.offset": 3}), ("backwards",
+        {"z.constants.offset": 4}))),
+    ("mlp", "'shape' of an array is missing", {"x.radius": {"values": "1" * 2**20}}),
+    ("mlp", "must be an array of at most", {"y.radius": stated(9)}),
 ]  # fmt: skip
 """Forgeries that one operand of a condition refuses; with the whole condition dropped, something else does."""
 EACH = ((2, 1, 1), 2.0, 0, (1, 0, 0)), ((2, 1, 1), 3.0, 2, (1, 0, 0))
@@ -1054,6 +1062,9 @@ CALLS: list[tuple[str, Callable[[], Any]]] = [
     ("keep its promise", lambda: promised((4, 2), ((2, 2, 2), 2.0, 0, (4, 2, 1))).store("w",
         np.eye(4, 2) + 3 * np.eye(4, 2, -2))),
     ("lie in rows and columns", lambda: promised((4, 1), ((1, 2, 2), 2.0, 0, (0, 2, 1))).claim("spectral", "w")),
+    ("lie in rows and columns", lambda: promised((2, 3), ((1, 2, 2), 2.0, 0, (0, 4, 1)), ((2, 1, 1), 2.0, 2, (1, 0,
+        0))).claim("spectral", "w")),
+    ("'tables' of parts is missing", lambda: read(Parts, {"shape": [1, 1, 1], "size": 1.0, "offset": 0}, "parts")),
     ("lie in rows and columns", lambda: promised((2, 2, 3), *SKEW).claim("taps", "w", groups=1)),
     ("no 3 equal parts", lambda: promised((4, 1)).claim("spectral", "w", parts=3)),
     ("parts of w misfit", lambda: promised((2, 2), ((1, 2, 2), 2.0**1001, 0, (0, 2, 1)))),
@@ -1213,10 +1224,13 @@ CASES: list[tuple[str, Callable[[], Any]]] = [
 
 
 def followed(shape: tuple[int, ...], capped: Sequence[Any], measure: str, **settings: Any) -> str:
-    """The values of a claim that follow from promises, as `promised` makes them; and from a matrix `v`."""
+    """What follows for a claim from promises, as `promised` makes them, and a matrix `v`; and bounds of sizes."""
     proof = promised(shape, *capped)
     proof.store("v", np.diag([3.0, 5.0]))
-    return " ".join(map(repr, proof.claim(measure, *("wv" if measure == "product" else "w"), **settings).values))
+    found: list[Any] = [*proof.claim(measure, *("wv" if measure == "product" else "w"), **settings).values]
+    found += proof.promises["w"].absolute(**settings) if measure == "spectral" else []
+    found += [proof.promises["w"].absolute_kernel()] if measure == "taps" else []
+    return " ".join(map(str, found))
 
 
 def varied(name: str) -> str:
@@ -1288,9 +1302,40 @@ PROMISED: list[partial[str]] = [
     partial(followed, (), [((1, 1, 1), 2.0, 0, (0, 0, 0))], "max_abs"),
     *(partial(followed, (4, 2, 2), TAPS, "taps", groups=each) for each in (1, 2)),
     partial(followed, (4, 2, 2), TAPS, "convolution", **K | {"groups": 2}),
+    partial(followed, (4, 2, 2), TAPS, "spectral", parts=2), partial(followed, (2, 3), [((1, 2, 2), 2.0, 0, (0, 3, 1)),
+        ((1, 2, 1), 5.0, 2, (0, 3, 0))], "row_difference", transposed=True),
+    partial(followed, (), [((1, 1, 1), 2.0, 0, (0, 0, 0))], "row_norm"),
+    *(partial(followed, (2, 2, 2), [each], "taps", groups=1) for each in (((1, 4, 2), 2.0, 0, (0, (0, 1, 4, 5), 2)),
+        ((1, 2, 4), 2.0, 0, (0, 4, 1)))), partial(followed, (2, 3), [((1, 6, 1), 2.0, 0, (0, 1, 0))], "spectral"),
+    partial(followed, (2, 2), [((1, 2, 2), 2.0, 0, (0, 1, 2))], "spectral"),
+    *(partial(followed, (4, 3), [((1, 2, 3), 1e170, 0, (0, 3, 1)), ((1, 2, 3), each, 6, (0, 3, 1))], "spectral",
+        parts=2) for each in (0.0, 1.0)),
     partial(followed, (4, 2), [((2, 2, 2), 2.0, 0, (4, 2, 1))], "product", pairs=[[0, 0], [1, 1]], parts=[2, 2],
         transposed=[False, False]),
 ]  # fmt: skip
+
+
+CAPPED = [Parts(each, 0.3, 0, (0, 0, 0)) for each in ((1, 1, 1), (2, 1, 1), (1, 1, 3), (2, 3, 1), (1, 2, 3), (2, 2, 3))]
+NUMBERS = [
+    "1", True, -2**40 - 1, -2**40, -1, 0, 1, 2**40 - 1, 2**40,
+    *(sign * x for sign in (-1.0, 1.0) for x in (0.5, float(np.finfo(float).max), math.inf)),
+]  # fmt: skip
+
+
+def those_read(*kinds: Any) -> str:
+    """The numbers that are read as each type."""
+    found = []
+    for kind, number in product(kinds, NUMBERS):
+        with suppress(CheckError):
+            found.append(read(kind, number, "a number"))
+    return str(found)
+
+
+def kept(size: float) -> str:
+    """What is proved of a matrix that keeps its promise."""
+    proof = promised((2, 2), ((1, 2, 2), size, 0, (0, 2, 1)))
+    proof.store("w", I2)
+    return str(proof.promises["w"])
 
 
 SLANTED = np.array([[3.0, 0, 0], [4.0, 0, 0], [0, 0, 1.5], [0, 0.75, 0]])
@@ -1368,7 +1413,8 @@ def results() -> dict[str, Callable[[], str]]:
     calls |= {f"varied {name}": partial(varied, name) for name in ROWS if ROWS[name][0][-2]["name"] == "y"}
     calls |= {f"coarsely {name}": partial(coarsely, call) for name, call in calls.items()}
     calls |= {f"report {i}: {name}": partial(reported, name, changes) for i, (name, changes) in enumerate(REPORTS)}
-    calls["change of no row"] = lambda: str(change_of([], None))
+    calls |= {"change of no row": lambda: str(change_of([], None)), "caps": lambda: str(Promise("w", (9,), (*CAPPED,)))}
+    calls |= {"numbers": partial(those_read, int, Size, Offset, float, Positive), "a kept cap": partial(kept, 1.1)}
     calls |= {f"room {name}": partial(room, name) for name in MOVED}
     calls |= {f"limit {i}: {each}": partial(edge, partial(limited, name, each), 0.0, 4096.0)
         for i, (name, _, each, _) in enumerate(LIMITS)}  # fmt: skip

@@ -57,4 +57,4 @@ def _above(table: np.ndarray, size: int, least: int) -> np.ndarray:
     """The table of an axis as an array `(size,)`, less its least entry; 0 where it has a gap."""
     if table.ndim:
         return np.maximum(table - least, 0).astype(np.int32)
-    return np.arange(size, dtype=np.int32) * np.int32(table if size > 1 else 0) - np.int32(least)
+    return np.arange(size, dtype=np.int32) * np.int32(table) - np.int32(least)
