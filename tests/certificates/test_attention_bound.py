@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from wellnormed.certificates import Certificate, certify, lower_bound
 from wellnormed.nn import BallProjection, CausalAttention, HeadProjection, MergeHeads, Rotary
 
+from .adversary import Net
 from .attention_search import Found, Layer, largest_gain
 
 
@@ -116,29 +117,27 @@ def test_bounds_beyond_floating_point() -> None:
     assert "e+" in str(certificate)
 
 
-class OfPatches(nn.Module):
+def of_patches(share: float, scale: float) -> nn.Module:
     """Patches of an image, each in a ball; the mean of all, and a share of the mean after attention."""
 
-    def __init__(self, share: float, scale: float) -> None:
-        super().__init__()
-        self.share, self.scale, self.ball = share, scale, BallProjection(0.25)
-        self.patches = nn.Conv2d(1, 16, 4, stride=4, bias=False)
-        self.project = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(3))
-        for weight in self.parameters():
-            nn.init.orthogonal_(weight.flatten(1))
-
-    def forward(self, images: Tensor) -> Tensor:
-        tokens = self.ball(self.patches(images).flatten(2).mT)
+    def forward(self: nn.Module, images: Tensor) -> Tensor:
+        tokens = BallProjection(0.25)(self.patches(images).flatten(2).mT)
         q, k, v = (project(tokens) for project in self.project)
-        attended = nn.functional.scaled_dot_product_attention(q, k, v, scale=self.scale)
-        return (1 - self.share) * tokens.mean(1) + self.share * attended.mean(1)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
+        return (1 - share) * tokens.mean(1) + share * attended.mean(1)
+
+    project = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(3))
+    model = Net(forward, patches=nn.Conv2d(1, 16, 4, stride=4, bias=False), project=project)
+    for weight in model.parameters():
+        nn.init.orthogonal_(weight.flatten(1))
+    return model
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3])
 def test_the_tokens_of_an_image_have_radii_of_their_own(scale: float) -> None:
     """Each lies in a ball of radius 1, all of them in one of radius 4, where the logits would be 16 times as large."""
     torch.manual_seed(0)
-    model, image = OfPatches(0.5, scale=scale).double(), torch.rand(1, 1, 16, 16, dtype=torch.float64)
+    model, image = of_patches(0.5, scale=scale).double(), torch.rand(1, 1, 16, 16, dtype=torch.float64)
     certificate = certify(model, image, box=(0, 1))
     theorem = 0.5 + 0.5 * (math.sqrt(1 + scale**2) + scale)
     assert certificate.lipschitz is not None
@@ -149,7 +148,7 @@ def test_the_tokens_of_an_image_have_radii_of_their_own(scale: float) -> None:
 def test_an_image_is_one_group_where_that_bound_is_lower() -> None:
     """The mean of 16 tokens moves by at most a quarter of what all move by together, and by what each moves by."""
     torch.manual_seed(0)
-    model = OfPatches(1e-3, scale=1.0).double()
+    model = of_patches(1e-3, scale=1.0).double()
     certificate = certify(model, torch.rand(1, 1, 16, 16, dtype=torch.float64), box=(0, 1))
     assert certificate.lipschitz is not None
     assert 0.25 <= certificate.lipschitz < 0.3

@@ -12,6 +12,8 @@ from torch import nn
 
 import wellnormed as wn
 
+from .adversary import Net
+
 
 class Dropping(nn.LayerNorm):
     """It does more in training mode."""
@@ -156,15 +158,9 @@ def test_the_bound_holds_where_the_layer_of_torch_breaks_it():
     assert gain() > 0.99 * proved  # it is attained
 
 
-def hooked():
+def changed(change):
     layer = nn.LayerNorm(4)
-    layer.register_forward_hook(lambda module, inputs, result: 2 * result)
-    return layer
-
-
-def doubled():
-    layer = nn.LayerNorm(4)
-    layer.forward = lambda x: 2 * x
+    change(layer)
     return layer
 
 
@@ -176,8 +172,8 @@ LEFT = {
     "weight of two tensors": (
         lambda: nn.utils.parametrizations.weight_norm(nn.RMSNorm(4), dim=None), "is of the class ParametrizedRMSNorm",
     ),
-    "hook": (hooked, "has hooks, or a `forward` of its own"),
-    "forward of the object": (doubled, "has hooks, or a `forward` of its own"),
+    "hook": (lambda: changed(lambda m: m.register_forward_hook(lambda *given: 2 * given[-1])), "has hooks, or a `for"),
+    "forward of the object": (lambda: changed(lambda m: setattr(m, "forward", lambda x: 2 * x)), "has hooks, or a"),
 }  # fmt: skip
 
 
@@ -195,17 +191,10 @@ def test_a_layer_that_may_do_more_than_a_norm_is_named_and_left(name):
 
 
 def test_what_gets_no_floor_is_named_with_its_reason():
-    class Some(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.unused, self.zeros = nn.LayerNorm(4), nn.LayerNorm(4), nn.LayerNorm(4)
-            self.batch, self.steps = nn.BatchNorm2d(3), nn.Identity()
-            self.steps.steps = 0.5  # no eps
-
-        def forward(self, x):
-            return self.norm(self.batch(x)) + self.steps(self.zeros(0 * x))
-
-    model = Some()
+    layers = {name: nn.LayerNorm(4) for name in ("norm", "unused", "zeros")}
+    layers |= {"batch": nn.BatchNorm2d(3), "steps": nn.Identity()}
+    model = Net(lambda s, x: s.norm(s.batch(x)) + s.steps(s.zeros(0 * x)), **layers)
+    model.steps.steps = 0.5  # no eps
     statistics = model.batch.running_mean.clone()
     report = wn.calibrate(model, [torch.randn(5, 3, 4, 4)])
     assert report.left == {"unused": "is not reached", "zeros": "gets only vectors near 0"}
@@ -299,10 +288,7 @@ ONE = nn.Sequential(nn.LayerNorm(2))
         ((ONE, [[0.0, 1.0]]), r"with a batch of data"),
         ((nn.Sequential(nn.RMSNorm(2)), np.ones((1, 2))), r"with a batch of data"),
         ((ONE, [torch.full((1, 2), math.nan)]), "0 gets vectors that are not finite"),
-        (
-            (nn.Sequential(nn.LayerNorm(2)), [(torch.zeros(1, 2), torch.zeros(1))]),
-            r"with a batch of data .*x for x, _ in loader",
-        ),
+        ((ONE, [(torch.zeros(1, 2), torch.zeros(1))]), r"with a batch of data .*x for x, _ in loader"),
         ((nn.LayerNorm(2), [torch.zeros(1, 2)], 0.0), "slack=0.0 must be positive"),
         ((nn.LayerNorm(2), [torch.zeros(1, 2)], True), "slack=True is of type bool"),
         ((nn.LayerNorm, [torch.zeros(1, 2)]), "calibrate: model is the class LayerNorm"),

@@ -110,20 +110,15 @@ class Results:
     b: Any = None
 
 
-class Returning(nn.Module):
-    """It returns its input beside something else."""
-
-    def __init__(self, kind: Callable[..., Any], beside: Any = ()) -> None:
-        super().__init__()
-        self.kind, self.beside = kind, list(beside) if beside is not None else None
-
-    def forward(self, x: Tensor) -> Any:
-        return self.kind(a=x, b=self.beside)
+def returning(kind: Callable[..., Any]) -> nn.Module:
+    """It returns its input beside a list."""
+    return Net(lambda _, x: kind(a=x, b=[]))
 
 
 def test_the_only_tensor_beside_none_is_the_result() -> None:
     for kind in (dict, Results, lambda a, b: (a, b), lambda a, b: [{"x": (a,)}, b]):
-        assert certify(Returning(kind, None), torch.zeros(1, 2)).lipschitz == pytest.approx(1)
+        model = Net(lambda _, x, kind=kind: kind(a=x, b=None))
+        assert certify(model, torch.zeros(1, 2)).lipschitz == pytest.approx(1)
 
 
 BROKEN = nn.Linear(2, 2)
@@ -144,9 +139,9 @@ nn.init.constant_(BROKEN.weight, math.nan)
         ),
         (lambda: certify(nn.Identity(), torch.zeros(1, 2), output="T"), "output='T' is nothing .*; leave output= out"),
         (lambda: certify(nn.Identity(), torch.zeros(4, 2), output=1), "output=1 is nothing .*; leave output= out"),
-        (lambda: certify(Returning(dict), torch.zeros(4, 2)), r"dict of 'a' \(Tensor\), 'b' \(list\); pass output='a'"),
-        (lambda: certify(Returning(Results), torch.zeros(4, 2)), "Results of 'a' .*, 'b' .*; pass output='a', or"),
-        (lambda: certify(Returning(Results), torch.zeros(4, 2), output="c"), "output='c' is nothing .* 'c'"),
+        (lambda: certify(returning(dict), torch.zeros(4, 2)), r"dict of 'a' \(Tensor\), 'b' \(list\); pass output='a'"),
+        (lambda: certify(returning(Results), torch.zeros(4, 2)), "Results of 'a' .*, 'b' .*; pass output='a', or"),
+        (lambda: certify(returning(Results), torch.zeros(4, 2), output="c"), "output='c' is nothing .* 'c'"),
     ],
 )
 def test_wrong_arguments_are_said(call: Callable[[], object], message: str) -> None:

@@ -277,35 +277,30 @@ def test_steps_are_refused(name: str) -> None:
         walked(of(STEPS[name]), TOKENS)
 
 
-class Half(nn.Module):
-    """Attention of fused or separate maps, run under autocast."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.RMSNorm(8, eps=1e-2)
-        self.q, self.k, self.v = (nn.Linear(8, 8, bias=False) for _ in range(3))
-        self.out = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(x)
-        heads = [each(y).unflatten(-1, (2, 4)).transpose(1, 2) for each in (self.q, self.k, self.v)]
-        return x + self.out(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+def attending(x: Tensor, s: Any, convert: Convert = lambda t: t) -> Tensor:
+    heads = [convert(each(x)).unflatten(-1, (2, 4)).transpose(1, 2) for each in (s.q, s.k, s.v)]
+    return convert(F.scaled_dot_product_attention(*heads)).transpose(1, 2).flatten(2)
 
 
-class Inside(Half):
+def layers() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    maps = {name: nn.Linear(8, 8, bias=False) for name in "qkv"}
+    return {"norm": nn.RMSNorm(8, eps=1e-2), **maps, "out": nn.Linear(8, 8)}
+
+
+def residual(s: Any, x: Tensor) -> Tensor:
+    return x + s.out(attending(s.norm(x), s))
+
+
+def inside(s: Any, x: Tensor) -> Tensor:
     """The same with the autocast in its own code."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", HALF):
-            return super().forward(x)
+    with torch.autocast("cpu", HALF):
+        return residual(s, x)
 
 
 def test_autocast_is_listed_and_uses_the_weights_that_it_converts() -> None:
-    torch.manual_seed(0)
-    plain, example = Half(), torch.randn(1, 3, 8)
-    inside = Inside()
-    inside.load_state_dict(plain.state_dict())
-    certificate = certified(inside, example)
+    plain, example = Net(residual, **layers()), torch.randn(1, 3, 8)
+    certificate = certified(Net(inside, **layers()), example)
     assert certificate.rounds == {"bfloat16": ("_to_copy",)}  # the norm's result, once for all three maps
     with torch.autocast("cpu", HALF):
         around = certified(plain, example)
@@ -313,27 +308,16 @@ def test_autocast_is_listed_and_uses_the_weights_that_it_converts() -> None:
     weights = {n for row in certificate.rows for c in row.claims for n in c.tensors} & plain.state_dict().keys()
     assert not weights  # all are converted, and stored as such
     # the bound is that of the converted weights, with their heads and with what keys and values share
-    rounded = Half()
+    rounded = Net(residual, **layers())
     rounded.load_state_dict({n: t if n == "norm.weight" else t.to(HALF).float() for n, t in plain.state_dict().items()})
     assert certificate.lipschitz == pytest.approx(certified(rounded, example).lipschitz, rel=1e-9)
 
 
 def test_no_rule_looks_through_a_rounding_row() -> None:
     """Between a linear map and attention it hides where keys and values come from, and keeps the bounds of heads."""
-
-    class Rounded(Half):
-        def forward(self, x: Tensor) -> Tensor:
-            heads = [each(x).to(HALF).unflatten(-1, (2, 4)).transpose(1, 2) for each in (self.q, self.k, self.v)]
-            return F.scaled_dot_product_attention(*heads).float().transpose(1, 2).flatten(2)
-
-    class Plain(Half):
-        def forward(self, x: Tensor) -> Tensor:
-            heads = [each(x).unflatten(-1, (2, 4)).transpose(1, 2) for each in (self.q, self.k, self.v)]
-            return F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
-
-    torch.manual_seed(0)
-    model, plain, example = Rounded(), Plain(), torch.randn(1, 3, 8)
-    plain.load_state_dict(model.state_dict())
+    narrow = lambda t: t.to(HALF) if t.dtype == torch.float32 else t.float()  # noqa: E731
+    model = Net(lambda s, x: attending(x, s, narrow), **layers())
+    plain, example = Net(lambda s, x: attending(x, s), **layers()), torch.randn(1, 3, 8)
     certificate, exact = certified(model, example), certified(plain, example)
     ours, theirs = (next(r for r in c.rows if r.operation == "attention") for c in (certificate, exact))
     assert len(ours.inputs) == 3
@@ -350,12 +334,8 @@ def test_a_difference_from_the_rounded_value_is_not_zero() -> None:
 
 
 def test_margins_end_at_a_rounding() -> None:
-    class Logits(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).to(HALF)
-
     with pytest.raises(UncertifiableError, match="or is rounded after it"):
-        certify(Logits(4, 3), TOKENS, margins=True)
+        certify(Net(lambda s, x: s.last(x).to(HALF), last=nn.Linear(4, 3)), TOKENS, margins=True)
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float64", "int8", None, 3, ["float32"]])
@@ -368,19 +348,12 @@ def test_a_forged_rounding_to_anything_else_is_refused(dtype: Any) -> None:
         check(document, {})
 
 
-class _Rounded(nn.Module):
-    """A recurrent cell and a linear map, both under autocast."""
+def test_what_is_taken_apart_without_autocast_is_refused_under_it():
+    """The cell was captured in float32, and the last rounding hid its difference from the model, in bfloat16."""
 
-    def __init__(self):
-        super().__init__()
-        self.cell, self.last = nn.GRUCell(6, 5), nn.Linear(5, 3)
-
-    def forward(self, x):
+    def rounded(self, x):
         with torch.autocast("cpu", torch.bfloat16):
             return self.last(self.cell(x))
 
-
-def test_what_is_taken_apart_without_autocast_is_refused_under_it():
-    """The cell was captured in float32, and the last rounding hid its difference from the model, in bfloat16."""
     with pytest.raises(UncertifiableError, match=r"under autocast aten\.gru_cell\.default cannot be captured"):
-        certify(_Rounded(), torch.randn(2, 6))
+        certify(Net(rounded, cell=nn.GRUCell(6, 5), last=nn.Linear(5, 3)), torch.randn(2, 6))

@@ -143,12 +143,8 @@ def test_a_table_alone_changes_by_its_largest_distance() -> None:
     assert certify(nn.Linear(2, 2), torch.zeros(1, 2)).substitution is None
 
 
-class Encoder(nn.Module):
+class Encoder(Net):
     """Tokens, a mask that is an argument, and a decoder's tokens from the same table."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.other, self.result = nn.Embedding(7, 4), nn.Embedding(5, 4), nn.Linear(4, 3)
 
     def forward(self, tokens: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
         x, y = self.table(tokens)[:, None], self.other(targets)[:, None]
@@ -157,7 +153,8 @@ class Encoder(nn.Module):
 
 
 def encoder() -> tuple[Encoder, dict[str, Tensor]]:
-    model = random_weights(Encoder(), 0.3)
+    layers = {"table": nn.Embedding(7, 4), "other": nn.Embedding(5, 4), "result": nn.Linear(4, 3)}
+    model = random_weights(Encoder(None, **layers), 0.3)
     tokens = torch.tensor([[1, 2, 3, 0]])
     return model, {"tokens": tokens, "mask": (tokens != 0).long(), "targets": torch.tensor([[4, 1]])}
 
@@ -183,22 +180,14 @@ def test_inputs_that_are_fixed_are_named_and_kept(tmp_path: Path) -> None:
 
 
 def test_a_model_that_changes_course_by_what_it_computes_is_refused() -> None:
-    class Looking(nn.Embedding):
-        def forward(self, tokens: Tensor) -> Tensor:
-            x = super().forward(tokens)
-            return x if bool(x.sum() > 0) else -x
-
+    looking = Net(lambda s, t: x if bool((x := s.table(t)).sum() > 0) else -x, table=nn.Embedding(7, 4))
     with pytest.raises(UncertifiableError):
-        certify(random_weights(Looking(7, 4), 0.3), torch.tensor([[1, 2, 3, 0]]), 2.0)
+        certify(random_weights(looking, 0.3), torch.tensor([[1, 2, 3, 0]]), 2.0)
 
 
 def test_features_that_are_integers_are_no_variable() -> None:
-    class Counting(nn.Module):
-        def forward(self, counts: Tensor) -> Tensor:
-            return counts.float() * 2
-
     with pytest.raises(UncertifiableError, match="not computed from the certified input"):
-        certify(Counting(), torch.tensor([[1, 2, 3, 0]]))
+        certify(Net(lambda _, counts: counts.float() * 2), torch.tensor([[1, 2, 3, 0]]))
 
 
 # files

@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import wellnormed as wn
 from wellnormed.certificates import largest_entries, number_formats
 from wellnormed.certificates.formats import FORMATS
 from wellnormed.models import GPT, GPTConfig
+
+from .adversary import Net
 
 
 def test_largest_numbers_are_those_of_torch_and_of_the_lists_of_values():
@@ -17,16 +19,11 @@ def test_largest_numbers_are_those_of_torch_and_of_the_lists_of_values():
     assert FORMATS["E2M1"] == 1.5 * 2.0 ** (0b11 - 1)  # OCP Microscaling Formats, table of FP4
 
 
-class Quartic(nn.Module):
-    """A power that torch computes by a logarithm, whose rounding errors have no bound."""
-
-    def forward(self, x):
-        return x.pow(4)
-
-
 def test_ranges_hold_for_executed_entries_as_far_as_rounding_errors_have_a_bound():
+    """Torch computes this power by a logarithm, whose rounding errors have no bound."""
     torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(5, 7), Quartic(), nn.Linear(7, 3)), torch.zeros(1, 5)
+    model = nn.Sequential(nn.Linear(5, 7), Net(lambda _, x: x.pow(4)), nn.Linear(7, 3))
+    x = torch.zeros(1, 5)
     executed, real = (number_formats(wn.certify(model, x, arithmetic=each)) for each in (None, "real"))
     assert executed.unbounded_at == "1.pow"
     assert "without rounding errors from 1.pow on" in str(executed)
@@ -37,24 +34,21 @@ def test_ranges_hold_for_executed_entries_as_far_as_rounding_errors_have_a_bound
     assert not any(above.values())
 
 
-class Mixed(nn.Module):
+def mix(self, x):
+    x = x + 0.5 * F.relu(self.first(x * self.gain + self.shift))
+    return self.second(torch.cat([self.first(x), x], -1))
+
+
+def mixed() -> nn.Module:
     """A stored tensor added and multiplied, parts side by side, a residual sum, and a layer that is called twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shift = nn.Parameter(torch.randn(6))
-        self.gain = nn.Parameter(torch.randn(6))
-        self.first, self.second = nn.Linear(6, 6), nn.Linear(12, 4)
-
-    def forward(self, x):
-        x = x + 0.5 * F.relu(self.first(x * self.gain + self.shift))
-        return self.second(torch.cat([self.first(x), x], -1))
+    shift, gain = (nn.Parameter(torch.randn(6)) for _ in range(2))
+    return Net(mix, shift=shift, gain=gain, first=nn.Linear(6, 6), second=nn.Linear(12, 4))
 
 
 MODELS = {
     "plain": lambda: (nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)), torch.zeros(1, 5)),
-    "mixed": lambda: (Mixed(), torch.zeros(1, 6)),
-    "tokens": lambda: (Mixed(), torch.zeros(1, 3, 6)),
+    "mixed": lambda: (mixed(), torch.zeros(1, 6)),
+    "tokens": lambda: (mixed(), torch.zeros(1, 3, 6)),
     "normalised": lambda: (nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.Linear(8, 3)), torch.zeros(1, 5)),
 }
 
@@ -83,17 +77,8 @@ def test_nothing_observed_exceeds_what_is_proved(name):
 
 def test_the_input_of_a_linear_map_behind_moves_is_what_they_make_of_the_proved_entries():
     """Largest entry 2 of a vector of norm 2; times 3, plus the largest entry of a constant."""
-
-    class Moved(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.shift = nn.Parameter(torch.tensor([1.0, -5.0, 2.0, 0.0]))
-            self.linear = nn.Linear(4, 1)
-
-        def forward(self, x):
-            return self.linear(x.flip(-1) * 3.0 + self.shift)
-
-    model = Moved()
+    shift = nn.Parameter(torch.tensor([1.0, -5.0, 2.0, 0.0]))
+    model = Net(lambda s, x: s.linear(x.flip(-1) * 3.0 + s.shift), shift=shift, linear=nn.Linear(4, 1))
     certificate = wn.certify(model, torch.zeros(1, 4))
     inputs = number_formats(certificate, weights=model.state_dict()).inputs
     assert inputs == {"linear": pytest.approx(2 * 3 + 5, rel=1e-6)}
@@ -158,13 +143,10 @@ def test_the_result_of_a_module_and_the_logits_of_attention_are_observed():
 
 
 def test_every_query_of_grouped_heads_is_observed():
-    class Grouped(nn.Module):
-        def forward(self, q: Tensor, k: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(q, k, k, enable_gqa=True)
-
+    model = Net(lambda _, q, k: F.scaled_dot_product_attention(q, k, k, enable_gqa=True))
     q, k = torch.zeros(1, 4, 2, 4), torch.ones(1, 2, 3, 4)
     q[0, 3] = 2.0  # the second head of the second group
-    assert largest_entries(Grouped(), q, k)["logits of "] == 4.0
+    assert largest_entries(model, q, k)["logits of "] == 4.0
 
 
 def test_only_the_result_of_a_layer_is_observed_beside_it():

@@ -12,6 +12,8 @@ import wellnormed as wn
 from wellnormed.certificates import UncertifiableError, within
 from wellnormed.norms import PerHead
 
+from .adversary import Net
+
 
 class Attention(nn.Module):
     """A pre-norm block of four heads, which notes its largest logit."""
@@ -39,13 +41,8 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
 
 
-class Blocks(nn.Module):
+def blocks_of(*layers):
     """Tokens, attention layers with residuals, and a head behind a norm layer."""
-
-    def __init__(self, *layers):
-        super().__init__()
-        self.table, self.layers = nn.Embedding(12, 32), nn.ModuleList(layers)
-        self.last, self.head = nn.LayerNorm(32), nn.Linear(32, 12)
 
     def forward(self, tokens):
         x = self.table(tokens)
@@ -53,12 +50,15 @@ class Blocks(nn.Module):
             x = x + layer(x)
         return self.head(self.last(x))
 
+    table, head = nn.Embedding(12, 32), nn.Linear(32, 12)
+    return Net(forward, table=table, layers=nn.ModuleList(layers), last=nn.LayerNorm(32), head=head)
+
 
 TOKENS = torch.arange(24).reshape(4, 6) * 5 % 12
 MODELS = {
-    "two layers": lambda: Blocks(Attention(), Attention(rotary=True)),
-    "fused, with biases": lambda: Blocks(Attention(fused=True, norm=nn.LayerNorm, bias=True)),
-    "no norm layer": lambda: Blocks(Attention(norm=nn.Identity), Attention(norm=nn.Identity)),
+    "two layers": lambda: blocks_of(Attention(), Attention(rotary=True)),
+    "fused, with biases": lambda: blocks_of(Attention(fused=True, norm=nn.LayerNorm, bias=True)),
+    "no norm layer": lambda: blocks_of(Attention(norm=nn.Identity), Attention(norm=nn.Identity)),
 }
 OPTIMIZERS = {
     "Scion": lambda model: wn.Scion(model, lr=0.5),
@@ -93,7 +93,7 @@ def test_no_logit_is_beyond_the_number_after_any_step(name, make):
 
 @pytest.mark.parametrize("asked", ["largest_logit", "lipschitz"])
 def test_a_search_proves_no_walk_again_for_its_own_caps(asked, monkeypatch):
-    blocks, layers = Blocks(Attention()), nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    blocks, layers = blocks_of(Attention()), nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     model, example = (blocks, TOKENS) if asked == "largest_logit" else (layers, torch.ones(1, 3))
     again, seen = within.proved_again, []
 
@@ -120,7 +120,7 @@ def test_the_formula_is_per_head_and_rotary_keeps_it():
 
 
 def test_certify_asks_for_caps_of_what_logits_depend_on_and_names_ones_that_constrain_takes():
-    model = Blocks(Attention())
+    model = blocks_of(Attention())
     constraints = wn.constrain(wn.Scion(model), {"head.weight": wn.HardCap(1.0)})
     with pytest.raises(UncertifiableError, match="What has no promise") as error:
         wn.certify(model, TOKENS, within=constraints)
@@ -144,13 +144,13 @@ def test_certify_asks_for_caps_of_what_logits_depend_on_and_names_ones_that_cons
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments, words):
-    model = arguments.get("norms") or Blocks(Attention())
+    model = arguments.get("norms") or blocks_of(Attention())
     with pytest.raises(ValueError, match=words):
         wn.constrain(wn.Scion(model), **{"example_input": TOKENS} | arguments)
 
 
 def test_a_number_out_of_reach_and_parameters_of_other_optimizers_are_named():
-    model = Blocks(Attention())
+    model = blocks_of(Attention())
     with pytest.raises(ValueError, match=r"largest_logit=1e-09 is less than layers\.0"):
         wn.constrain(wn.Scion(model), largest_logit=1e-9, example_input=TOKENS)
     matrices = torch.optim.SGD([p for p in model.parameters() if p.ndim == 2], lr=0.1)
@@ -160,23 +160,17 @@ def test_a_number_out_of_reach_and_parameters_of_other_optimizers_are_named():
     assert wn.constrain(matrices, norms=model, largest_logit=5.0, example_input=TOKENS).caps()
 
 
-class Behind(nn.Module):
+def behind(first=0.0):
     """Attention between two parameters that no default recipe knows; logits depend on the first, if it is not 0."""
-
-    def __init__(self, first=0.0):
-        super().__init__()
-        self.first, self.layer = nn.Parameter(torch.full((1, 32), first)), Attention(norm=nn.Identity)
-        self.last = nn.Parameter(torch.randn(32, 2) / 32)
-        self.first.requires_grad_(first > 0)
-
-    def forward(self, x):
-        return self.layer(F.rms_norm(x, (32,)) + self.first) @ self.last
+    held = {"first": nn.Parameter(torch.full((1, 32), first), requires_grad=first > 0)}
+    held |= {"layer": Attention(norm=nn.Identity), "last": nn.Parameter(torch.randn(32, 2) / 32)}
+    return Net(lambda s, x: s.layer(F.rms_norm(x, (32,)) + s.first) @ s.last, **held)
 
 
 @pytest.mark.parametrize("number", ["largest_logit", "lipschitz"])
 @pytest.mark.parametrize("own", [True, False])
 def test_norms_that_no_recipe_knows_are_those_that_were_given(own, number):
-    model, x = Behind(), torch.randn(2, 6, 32)
+    model, x = behind(), torch.randn(2, 6, 32)
     with pytest.raises(ValueError, match=r"assign_norms\(model, \.\.\.\), which constrain takes as norms="):
         wn.constrain(torch.optim.SGD(model.parameters(), lr=1.0), norms=model, **{number: 1e5}, example_input=x)
     overrides = {"last": wn.Spectral(input_axis=0) if number == "lipschitz" else None}
@@ -188,7 +182,7 @@ def test_norms_that_no_recipe_knows_are_those_that_were_given(own, number):
 
 
 def test_a_parameter_without_a_norm_is_named_where_the_number_depends_on_it():
-    model, x = Behind(1.0), torch.randn(2, 6, 32)
+    model, x = behind(1.0), torch.randn(2, 6, 32)
     optimizer = wn.Scion(model, overrides={"first": None, "last": None})
     with pytest.raises(ValueError, match="parameters without a norm may have any entries"):
         wn.constrain(optimizer, largest_logit=5.0, example_input=x)
@@ -220,7 +214,7 @@ class Soft(Attention):
 def test_a_soft_cap_has_a_largest_logit_that_caps_lower():
     """Of a class token, a gain `1 + w` and logits behind tanh, all of which weights within caps are known by norms."""
     torch.manual_seed(0)
-    model = Blocks(Soft())
+    model = blocks_of(Soft())
     wide = wn.certify(model, TOKENS)
     assert wide.largest_logit <= 7
     assert wn.verify(wide, model.state_dict()).attention_logits

@@ -9,6 +9,8 @@ from torch import nn
 import wellnormed as wn
 from wellnormed.certificates import UncertifiableError
 
+from .adversary import Net
+
 
 @pytest.fixture(scope="module")
 def case():
@@ -43,16 +45,8 @@ def test_the_checker_proves_it(case):
 
 def test_a_factor_of_one_entry_is_a_number(case):
     model, certificate = case
-
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model, self.factor = model, nn.Buffer(torch.tensor([-0.5]))
-
-        def forward(self, x):
-            return self.model(x) / self.factor
-
-    scaled = wn.certify(Scaled(), torch.randn(2, 3, 2, 2), margins=True)
+    halved = Net(lambda s, x: s.model(x) / s.factor, model=model, factor=torch.tensor([-0.5]))
+    scaled = wn.certify(halved, torch.randn(2, 3, 2, 2), margins=True)
     assert scaled.margin == pytest.approx(2 * certificate.margin, rel=1e-6)
 
 

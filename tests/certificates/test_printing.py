@@ -14,6 +14,8 @@ import wellnormed as wn
 from wellnormed.certificates.printing import factors
 from wellnormed.certificates.sizes import Bound
 
+from .adversary import Net
+
 
 def block():
     torch.manual_seed(0)
@@ -56,15 +58,6 @@ def test_a_bound_beyond_the_floats_keeps_its_digits_in_copies(copied):
     assert 400.17609 < bound.log10 < 400.17610
 
 
-class Function(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
 @pytest.mark.parametrize(
     ("function", "example", "says"),
     [
@@ -75,7 +68,8 @@ class Function(nn.Module):
 )
 def test_several_vectors_are_not_said_to_move_as_one(function, example, says):
     """All entries of the result together move by more than this multiple of the change of all entries of the input."""
-    model, certificate = Function(function), wn.certify(Function(function), example, radius=1.0)
+    model = Net(lambda _, x: function(x))
+    certificate = wn.certify(model, example, radius=1.0)
     jacobian = torch.autograd.functional.jacobian(model, example).reshape(-1, example.numel())
     assert torch.linalg.matrix_norm(jacobian, 2) > 1.1 * certificate.lipschitz
     assert str(certificate).startswith(says)
@@ -92,19 +86,15 @@ def test_a_bound_that_is_large_by_its_normalization_layers_says_so():
 
 @pytest.mark.parametrize("residual", [False, True])
 def test_a_bound_that_is_large_without_them_says_by_which_kinds_of_operations(residual):
-    class Deep(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(20))
-            for layer in self.layers:
-                layer.weight.data = 2.0 * torch.eye(4)
+    def deep(self, x):
+        for layer in self.layers:
+            x = (x + layer(x) if residual else layer(x)).relu()
+        return x
 
-        def forward(self, x):
-            for layer in self.layers:
-                x = (x + layer(x) if residual else layer(x)).relu()
-            return x
-
-    text = str(wn.certify(Deep(), torch.randn(1, 4), radius=1.0))
+    model = Net(deep, layers=nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(20)))
+    for weight in model.parameters():
+        weight.data = 2.0 * torch.eye(4)
+    text = str(wn.certify(model, torch.randn(1, 4), radius=1.0))
     expected = r"large: linear makes about 10\^6\.0 in 20 rows"
     expected += r", add makes about 10\^3\.5 in 20 rows" * residual  # the factors are 2 and 3 / 2
     expected += r"\. The layers' norms multiply: .* wn\.constrain; certify\(effort='high'\) .*may prove less"
@@ -124,18 +114,14 @@ def test_maxmin_is_named_where_all_activations_are_relu(bent):
 
 
 def test_joint_bounds_are_named_where_they_may_serve_and_are_not_used():
-    class Residual(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(24))
+    def residual(self, x):
+        for inner, outer in zip(self.layers[::2], self.layers[1::2], strict=True):
+            x = x + outer(inner(x).relu())
+        return x
 
-        def forward(self, x):
-            for inner, outer in zip(self.layers[::2], self.layers[1::2], strict=True):
-                x = x + outer(inner(x).relu())
-            return x
-
-    certificate = wn.certify(Residual(), torch.zeros(1, 8))
+    torch.manual_seed(0)
+    model = Net(residual, layers=nn.ModuleList(nn.Linear(8, 8) for _ in range(24)))
+    certificate = wn.certify(model, torch.zeros(1, 8))
     joint = wn.certify(certificate.program, effort="high")
     assert joint.lipschitz < certificate.lipschitz / 5
     assert "effort='high'" in str(certificate)
@@ -144,16 +130,9 @@ def test_joint_bounds_are_named_where_they_may_serve_and_are_not_used():
 
 def test_a_number_that_scales_a_branch_is_no_factor_of_the_layer_that_follows():
     """Of `0.9 x + 0.1 x` the parts count 0.9 and 0.1; as 2 in all, the identity behind them would make 1/2 of it."""
-
-    class Residual(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.last = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
-            for layer in (self.inner, self.last):
-                nn.init.eye_(layer.weight)
-
-        def forward(self, x):
-            return self.last(0.9 * x + self.inner(x) / 10)
-
-    found = {row.name: factor for row, factor in factors(wn.certify(Residual(), torch.rand(1, 4)).rows)}
+    inner, last = (nn.Linear(4, 4, bias=False) for _ in range(2))
+    for layer in (inner, last):
+        nn.init.eye_(layer.weight)
+    model = Net(lambda s, x: s.last(0.9 * x + s.inner(x) / 10), inner=inner, last=last)
+    found = {row.name: factor for row, factor in factors(wn.certify(model, torch.rand(1, 4)).rows)}
     assert found["last.linear"] == pytest.approx(0, abs=1e-6)
