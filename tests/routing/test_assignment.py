@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
+from tests.routing.modules import made
 from wellnormed.models import GPT, GPTConfig
 from wellnormed.norms import RowNorm, SpectralConv, Split
 from wellnormed.routing.recipes import RECIPES
@@ -117,9 +118,7 @@ def test_an_override_on_any_name_of_a_tied_tensor_counts_for_all():
 def test_the_prefixes_of_wrappers_may_be_left_out_of_patterns(prefix):
     model = language_model()
     for part in reversed(prefix.split(".")[:-1]):
-        wrapper = nn.Module()
-        wrapper.add_module(part, model)
-        model = wrapper
+        model = made(**{part: model})
     for name in ("1", "1.*", prefix + "1", "_orig_mod.1.weight"):
         assigned = {a.name: a.norm for a in wn.assign_norms(model, overrides={name: None})}
         assert assigned[prefix + "1.weight"] is None
@@ -164,8 +163,7 @@ def test_bad_overrides_are_refused(overrides, message):
 
 @every_recipe
 def test_a_parameter_without_a_rule_is_refused_or_left_to_adamw(recipe):
-    model = nn.Module()
-    model.table = nn.Parameter(torch.zeros(2, 3, 4))
+    model = made(table=torch.zeros(2, 3, 4))
     if recipe == "muon":
         [table] = wn.assign_norms(model, recipe)
         assert (table.norm, table.reason) == (None, "no norm for it in Module")

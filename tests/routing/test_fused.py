@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
+from tests.routing.modules import made
 from wellnormed.certificates.promising import promise_of
 from wellnormed.norms import Experts, PerHead, SpectralConv, Split
 
@@ -16,15 +17,9 @@ TRANSPOSED = wn.Spectral(input_axis=0)
 HEAD = wn.Spectral(units="l2")
 
 
-def alone(name: str, layer: nn.Module, **attributes) -> nn.Module:
+def alone(name: str, layer: nn.Module, kind="Module", **attributes) -> nn.Module:
     """A module `attention` that holds one projection of this name, and numbers about it."""
-    attention = nn.Module()
-    attention.add_module(name, layer)
-    for key, value in attributes.items():
-        setattr(attention, key, value)
-    model = nn.Module()
-    model.attention = attention
-    return model
+    return made(attention=made(kind, **{name: layer}, **attributes))
 
 
 def norm_of(model: nn.Module, recipe="modular") -> wn.norms.Norm:
@@ -33,15 +28,9 @@ def norm_of(model: nn.Module, recipe="modular") -> wn.norms.Norm:
 
 def conv1d(d_in: int, d_out: int) -> nn.Module:
     """GPT-2's layer, whose weight has its inputs first."""
-
-    class Conv1D(nn.Module):
-        __module__ = "transformers.pytorch_utils"
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(d_in, d_out))
-
-    return Conv1D()
+    layer = made("Conv1D", weight=torch.ones(d_in, d_out))
+    type(layer).__module__ = "transformers.pytorch_utils"
+    return layer
 
 
 def linear(d_in: int, d_out: int) -> nn.Module:
@@ -105,12 +94,6 @@ def test_doubtful_projections_are_warned_about_with_the_override(layer, attribut
         assert wn.assign_norms(model, overrides={f"attention.{layer}": Split(12)})
 
 
-def of_class(name: str, model: nn.Module) -> nn.Module:
-    """The model with its attention as a class of this name."""
-    model.attention.__class__ = type(name, (nn.Module,), {})
-    return model
-
-
 @pytest.mark.parametrize(
     ("attention", "layer", "d_out", "attributes", "heads"),
     [
@@ -127,7 +110,7 @@ def of_class(name: str, model: nn.Module) -> nn.Module:
 def test_heads_that_a_class_interleaves_are_cut_apart_because_nothing_else_can_be(
     attention, layer, d_out, attributes, heads
 ):
-    model = of_class(attention, alone(layer, linear(16, d_out), num_heads=4, **attributes))
+    model = alone(layer, linear(16, d_out), attention, num_heads=4, **attributes)
     [entry] = wn.assign_norms(model)
     assert entry.norm == PerHead(heads, HEAD)
     assert entry.reason == "nn.Linear, fused, by heads"
@@ -152,7 +135,7 @@ def test_latent_attention_has_the_keys_and_values_of_every_head(layer, sizes, no
     ("attention", "layer", "d_out"), [("Lfm2ShortConv", "in_proj", 48), ("MambaMixer", "in_proj", 64)]
 )
 def test_projections_of_state_space_layers_are_warned_about(attention, layer, d_out):
-    model = of_class(attention, alone(layer, linear(16, d_out), num_heads=4))
+    model = alone(layer, linear(16, d_out), attention, num_heads=4)
     with pytest.warns(UserWarning, match=rf"attention.{layer}.weight may hold.*Split\(\(...\)\)"):
         assert norm_of(model) == wn.Spectral()
 
@@ -250,14 +233,6 @@ def test_a_cap_promises_every_head_as_much_alone_as_on_the_whole_projection():
         assert alone.spectral(parts=8) == pytest.approx((cap,) * 8)
 
 
-def expert_layer(shape: tuple[int, ...], name: str, **attributes) -> nn.Module:
-    layer = nn.Module()
-    layer.register_parameter(name, nn.Parameter(torch.ones(shape)))
-    for key, value in attributes.items():
-        setattr(layer, key, value)
-    return layer
-
-
 @pytest.mark.parametrize(
     ("shape", "name", "norm"),
     [
@@ -270,14 +245,14 @@ def expert_layer(shape: tuple[int, ...], name: str, **attributes) -> nn.Module:
     ],
 )
 def test_the_experts_of_one_weight_have_their_own_norms(shape, name, norm):
-    layer = expert_layer(shape, name, num_experts=3, hidden_size=16)
+    layer = made(**{name: torch.ones(shape)}, num_experts=3, hidden_size=16)
     assert norm_of(layer) == norm
     assert norm_of(layer, "muon") == norm
     assert float(norm.norm(layer.get_parameter(name).detach())) > 0
 
 
 def test_experts_of_unknown_orientation_are_warned_about():
-    layer = expert_layer((3, 16, 16), "down_proj", num_experts=3, hidden_size=16)
+    layer = made(down_proj=torch.ones(3, 16, 16), num_experts=3, hidden_size=16)
     with pytest.warns(UserWarning, match=r"down_proj may have its outputs or its inputs first.*Experts\("):
         assert norm_of(layer) == Experts()
     with pytest.raises(
@@ -287,16 +262,13 @@ def test_experts_of_unknown_orientation_are_warned_about():
 
 
 def test_a_parameter_with_one_dimension_longer_than_one_is_a_vector():
-    model = nn.Module()
-    model.mask_emb, model.logit_scale = nn.Parameter(torch.zeros(1, 1, 4)), nn.Parameter(torch.zeros(2, 1, 1))
+    model = made(mask_emb=torch.zeros(1, 1, 4), logit_scale=torch.zeros(2, 1, 1))
     assert {a.norm for a in wn.assign_norms(model)} == {wn.norms.BiasRMS(3)}
 
 
 def test_class_tokens_positions_and_layer_scales_are_known_by_name():
-    model = nn.Module()
-    model.cls_token, model.pos_embed = nn.Parameter(torch.zeros(1, 1, 4)), nn.Parameter(torch.zeros(1, 9, 4))
-    model.layer_scale = nn.Parameter(torch.ones(4, 1, 1))
-    model.relative_position_bias_table = nn.Parameter(torch.zeros(9, 2))
+    tokens = {"cls_token": torch.zeros(1, 1, 4), "pos_embed": torch.zeros(1, 9, 4)}
+    model = made(**tokens, layer_scale=torch.ones(4, 1, 1), relative_position_bias_table=torch.zeros(9, 2))
     norms = {a.name: a.norm for a in wn.assign_norms(model)}
     assert norms == {
         "cls_token": wn.norms.BiasRMS(3),
@@ -304,14 +276,6 @@ def test_class_tokens_positions_and_layer_scales_are_known_by_name():
         "layer_scale": wn.norms.Gain(3),
         "relative_position_bias_table": wn.Sign(),
     }
-
-
-class GEGLU(nn.Module):
-    """A gated layer as diffusion models have it; what reads its result stands elsewhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.proj = linear(16, 40)
 
 
 def pair(first: nn.Module, second: nn.Module, names: tuple[str, str] = ("fc1", "fc2"), **more: nn.Module) -> nn.Module:
@@ -332,7 +296,8 @@ def pair(first: nn.Module, second: nn.Module, names: tuple[str, str] = ("fc1", "
         (pair(linear(64, 128), linear(64, 128), ("q", "k"), v=linear(64, 64), o=linear(64, 64)), [wn.Spectral()] * 4),
         (nn.Sequential(linear(1, 64), nn.ReLU(), linear(64, 2)), [wn.Spectral()] * 2),  # what reads half comes before
         (alone("gate_and_up_proj", linear(16, 40)), [Split(2)]),
-        (nn.ModuleDict({"net": GEGLU(), "out": linear(20, 16)}), [Split(2), wn.Spectral()]),
+        # a gated layer as diffusion models have it; what reads its result stands elsewhere
+        (nn.ModuleDict({"net": made("GEGLU", proj=linear(16, 40)), "out": linear(20, 16)}), [Split(2), wn.Spectral()]),
     ],
 )
 def test_a_gate_and_a_value_in_one_weight_are_told_by_the_sizes_around(model, norms):
@@ -354,27 +319,16 @@ def test_parametrized_layers_beside_one_count_too():
     assert next(iter(wn.assign_norms(model))).norm == wn.Spectral()
 
 
-class ColumnParallelLinear(nn.Module):
-    """A head as libraries of parallel layers write it."""
-
-    def __init__(self, d_in: int, d_out: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(d_out, d_in))
-
-
 @pytest.mark.parametrize(("recipe", "norm"), [("muon", None), ("language", wn.Sign(normalized=True))])
 def test_a_head_that_is_no_linear_of_torchs_is_the_last_layer(recipe, norm):
-    model = nn.ModuleDict({"embed": nn.Embedding(7, 4), "hidden": linear(4, 4), "lm_head": ColumnParallelLinear(4, 7)})
+    head = made("ColumnParallelLinear", weight=torch.ones(7, 4))
+    model = nn.ModuleDict({"embed": nn.Embedding(7, 4), "hidden": linear(4, 4), "lm_head": head})
     assigned = {a.name: a for a in wn.assign_norms(model, recipe)}
     assert assigned["lm_head.weight"].norm == norm
     assert assigned["lm_head.weight"].reason == "last ColumnParallelLinear, by its name"
 
 
 def test_matrices_that_are_flattened_into_one_dimension_are_warned_about():
-    class Linear(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(64 * 64 + 32 * 32))
-
+    layer = made("Linear", weight=torch.ones(64 * 64 + 32 * 32))
     with pytest.warns(UserWarning, match=r"0.weight may hold matrices in one .* None, which leaves it to AdamW"):
-        wn.assign_norms(nn.Sequential(Linear()))
+        wn.assign_norms(nn.Sequential(layer))

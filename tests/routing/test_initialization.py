@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
+from tests.routing.modules import made
 
 
 def network() -> nn.Module:
@@ -34,15 +35,9 @@ def test_a_generator_makes_it_reproducible():
 
 
 def test_gains_start_as_the_identity_also_where_a_layer_multiplies_by_one_plus_its_weight():
-    class OnePlusNorm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(8))
-
-        def forward(self, x):
-            return nn.functional.rms_norm(x, (8,)) * (1 + self.weight)
-
-    model = nn.Sequential(OnePlusNorm(), nn.RMSNorm(8))
+    one_plus = made("OnePlusNorm", weight=torch.zeros(8))
+    one_plus.forward = lambda x: nn.functional.rms_norm(x, (8,)) * (1 + one_plus.weight)
+    model = nn.Sequential(one_plus, nn.RMSNorm(8))
     nn.init.normal_(model[1].weight)
     wn.initialize_(model, "scion-gpt")
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))

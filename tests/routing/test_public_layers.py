@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
+from tests.routing.modules import made
 from wellnormed.norms import Split
 from wellnormed.routing.attributes import attention_heads, number, stored
 
@@ -20,50 +21,33 @@ def norms(model: nn.Module, **settings: Any) -> dict[str, wn.norms.Norm | None]:
     return {a.name: a.norm for a in wn.assign_norms(model, **settings)}
 
 
-def of_class(name: str, **children: nn.Module) -> nn.Module:
-    """A module of a class of this name that holds these."""
-    model = type(name, (nn.Module,), {})()
-    for key, child in children.items():
-        model.add_module(key, child)
-    return model
-
-
 def plain_norm(width: int) -> nn.Module:
     return nn.LayerNorm(width, elementwise_affine=False)
 
 
-class DiTBlock(nn.Module):
-    """A block of the first DiT: six outputs of one linear map shift, scale and gate attention and MLP."""
-
-    def __init__(self, width: int, heads: int = 2) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = plain_norm(width), plain_norm(width)
-        self.attn = nn.Module()
-        self.attn.num_heads, self.attn.qkv = heads, nn.Linear(width, 3 * width)
-        self.attn.q_norm = nn.LayerNorm(width // heads)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+def modulation(parts: int) -> nn.Module:
+    return nn.Sequential(nn.SiLU(), nn.Linear(8, parts * 8))
 
 
-class DiT(nn.Module):
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(DiTBlock(width) for _ in range(2))
-        self.final_layer = of_class(
-            "FinalLayer",
-            norm_final=plain_norm(width),
-            linear=nn.Linear(width, 5),
-            adaLN_modulation=nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width)),
-        )
+def dit() -> nn.Module:
+    """The first DiT: six outputs of one linear map shift, scale and gate attention and MLP of a block."""
+    attention = [made(num_heads=2, qkv=nn.Linear(8, 24), q_norm=nn.LayerNorm(4)) for _ in range(2)]
+    blocks = (
+        made("DiTBlock", norm1=plain_norm(8), norm2=plain_norm(8), attn=each, adaLN_modulation=modulation(6))
+        for each in attention
+    )
+    last = made("FinalLayer", norm_final=plain_norm(8), linear=nn.Linear(8, 5), adaLN_modulation=modulation(2))
+    return made("DiT", blocks=nn.ModuleList(blocks), final_layer=last)
 
 
 def test_a_dit_has_six_parts_in_a_block_and_two_at_the_end():
-    text = str(wn.assign_norms(DiT()))
+    text = str(wn.assign_norms(dit()))
     assert "blocks.{0,1}.adaLN_modulation.1.weight  2 x (48, 8)  Split(6)" in text
     assert " ".join(text.split()).count("nn.Linear, shifts, scales, gates") == 2  # the blocks, and the end
-    found = norms(DiT(), recipe="language")
+    found = norms(dit(), recipe="language")
     assert found["final_layer.adaLN_modulation.1.weight"] == Split(2)
     assert found["final_layer.linear.weight"] == wn.Spectral()
-    assert norms(DiT(), recipe="muon")["blocks.0.adaLN_modulation.1.weight"] == Split(6)
+    assert norms(dit(), recipe="muon")["blocks.0.adaLN_modulation.1.weight"] == Split(6)
 
 
 @pytest.mark.parametrize(
@@ -71,19 +55,19 @@ def test_a_dit_has_six_parts_in_a_block_and_two_at_the_end():
     [
         # of diffusers: DiT and SD3; SD3.5; Flux's single blocks; PixArt; the last norm; CogVideoX, whose conditioning
         # is narrower than its stream; Lumina 2, with an RMS norm that only has a weight
-        (of_class("AdaLayerNormZero", linear=nn.Linear(8, 48), norm=plain_norm(8)), 6),
-        (of_class("SD35AdaLayerNormZeroX", linear=nn.Linear(8, 72), norm=plain_norm(8)), 9),
-        (of_class("AdaLayerNormZeroSingle", linear=nn.Linear(8, 24), norm=plain_norm(8)), 3),
-        (of_class("AdaLayerNormSingle", linear=nn.Linear(8, 48)), 6),
-        (of_class("AdaLayerNormContinuous", linear=nn.Linear(8, 16), norm=plain_norm(8)), 2),
-        (of_class("CogVideoXLayerNormZero", linear=nn.Linear(4, 48), norm=nn.LayerNorm(8)), 6),
-        (of_class("LuminaRMSNormZero", linear=nn.Linear(4, 32), norm=nn.RMSNorm(8)), 4),
-        (of_class("Modulation", lin=nn.Linear(8, 24)), 3),  # of Flux as published
-        (of_class("Block", img_mod=nn.Sequential(nn.SiLU(), nn.Linear(8, 48)), img_norm1=plain_norm(8)), 6),  # Qwen
-        (of_class("Block", ada_lin=nn.Sequential(nn.SiLU(), nn.Linear(8, 48))), 6),  # VAR
-        (of_class("DiTTransformer2DModel", proj_out_1=nn.Linear(8, 16), norm_out=plain_norm(8)), 2),
-        (of_class("Block", adaLN_modulation=nn.Linear(16, 48), norm=plain_norm(8)), 6),
-        (of_class("Block", adaLN_modulation=nn.Linear(8, 8), norm=plain_norm(8)), 1),
+        (made("AdaLayerNormZero", linear=nn.Linear(8, 48), norm=plain_norm(8)), 6),
+        (made("SD35AdaLayerNormZeroX", linear=nn.Linear(8, 72), norm=plain_norm(8)), 9),
+        (made("AdaLayerNormZeroSingle", linear=nn.Linear(8, 24), norm=plain_norm(8)), 3),
+        (made("AdaLayerNormSingle", linear=nn.Linear(8, 48)), 6),
+        (made("AdaLayerNormContinuous", linear=nn.Linear(8, 16), norm=plain_norm(8)), 2),
+        (made("CogVideoXLayerNormZero", linear=nn.Linear(4, 48), norm=nn.LayerNorm(8)), 6),
+        (made("LuminaRMSNormZero", linear=nn.Linear(4, 32), norm=nn.RMSNorm(8)), 4),
+        (made("Modulation", lin=nn.Linear(8, 24)), 3),  # of Flux as published
+        (made("Block", img_mod=nn.Sequential(nn.SiLU(), nn.Linear(8, 48)), img_norm1=plain_norm(8)), 6),  # Qwen
+        (made("Block", ada_lin=nn.Sequential(nn.SiLU(), nn.Linear(8, 48))), 6),  # VAR
+        (made("DiTTransformer2DModel", proj_out_1=nn.Linear(8, 16), norm_out=plain_norm(8)), 2),
+        (made("Block", adaLN_modulation=nn.Linear(16, 48), norm=plain_norm(8)), 6),
+        (made("Block", adaLN_modulation=nn.Linear(8, 8), norm=plain_norm(8)), 1),
     ],
 )
 def test_adaptive_norms_are_split_by_the_width_of_the_norm_that_they_serve(model, parts):
@@ -94,27 +78,25 @@ def test_adaptive_norms_are_split_by_the_width_of_the_norm_that_they_serve(model
 
 
 def test_an_adaptive_norm_of_unknown_width_is_warned_about_and_other_modulations_are_not():
-    model = of_class("AdaGroupNorm", linear=nn.Linear(16, 24))
+    model = made("AdaGroupNorm", linear=nn.Linear(16, 24))
     with pytest.warns(UserWarning, match=r"linear.weight may hold shifts, scales and gates .*with Split\(parts\)"):
         assert norms(model)["linear.weight"] == wn.Spectral()
-    focal = of_class("FocalNetModulation", projection_in=nn.Linear(8, 19), projection_out=nn.Linear(8, 8))
+    focal = made("FocalNetModulation", projection_in=nn.Linear(8, 19), projection_out=nn.Linear(8, 8))
     assert set(norms(focal).values()) == {wn.Spectral(), wn.norms.BiasRMS()}
 
 
 def test_the_modulation_of_a_kernel_is_not_one_of_a_norm_layer_elsewhere():
     """As StyleGAN 2 has it: a scale for every input channel, in a model whose head has a narrower norm layer."""
-    kernel = of_class("ModulatedConv2d", modulation=nn.Linear(16, 16), conv=nn.Conv2d(16, 16, 3))
-    blocks = nn.ModuleList([of_class("Block", body=nn.Sequential(of_class("Styled", inner=kernel)))])
-    model = of_class("Generator", blocks=blocks, norm=nn.LayerNorm(4))
+    kernel = made("ModulatedConv2d", modulation=nn.Linear(16, 16), conv=nn.Conv2d(16, 16, 3))
+    blocks = nn.ModuleList([made("Block", body=nn.Sequential(made("Styled", inner=kernel)))])
+    model = made("Generator", blocks=blocks, norm=nn.LayerNorm(4))
     assert norms(model)["blocks.0.body.0.inner.modulation.weight"] == wn.Spectral()
 
 
 @pytest.mark.parametrize("shape", [(6, 8), (1, 6, 8)])
 @pytest.mark.parametrize("name", ["scale_shift_table", "modulation"])
 def test_tables_of_shifts_and_scales_are_vectors(name, shape):
-    model = nn.Module()
-    model.register_parameter(name, nn.Parameter(torch.zeros(shape)))
-    assert norms(model) == {name: wn.norms.BiasRMS(len(shape))}
+    assert norms(made(**{name: torch.zeros(shape)})) == {name: wn.norms.BiasRMS(len(shape))}
 
 
 @pytest.mark.parametrize(
@@ -127,47 +109,31 @@ def test_tables_of_shifts_and_scales_are_vectors(name, shape):
     ],
 )
 def test_a_table_with_a_number_for_each_head_is_one_of_attention_biases(name, table, attributes):
-    model = of_class("Attention", **{name: table})
-    vars(model).update(attributes)
-    [entry] = wn.assign_norms(model)
+    [entry] = wn.assign_norms(made("Attention", **{name: table}, **attributes))
     assert entry.norm == wn.Sign()
     assert entry.reason == "nn.Embedding, a number for each head"
 
 
 def test_a_table_with_a_vector_for_each_distance_is_an_embedding():
-    model = of_class("Encoder", rel_embeddings=nn.Embedding(32, 8))  # of DeBERTa
-    model.num_heads = 4
+    model = made("Encoder", rel_embeddings=nn.Embedding(32, 8), num_heads=4)  # of DeBERTa
     assert norms(model) == {"rel_embeddings.weight": wn.ColNorm(0, max_inflation=16)}
 
 
-class LoRA(nn.Module):
+def lora(d_in: int, d_out: int, rank: int = 2) -> nn.Module:
     """As peft makes it: the frozen layer, and a dictionary for each of the factors, B at zero."""
-
-    def __init__(self, base: nn.Linear, rank: int = 2) -> None:
-        super().__init__()
-        self.base_layer = base.requires_grad_(False)
-        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, rank, bias=False)})
-        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, base.out_features, bias=False)})
-        nn.init.zeros_(self.lora_B["default"].weight)
-
-
-class Saved(nn.Module):
-    """As peft wraps a layer that is trained as a whole."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.original_module = layer.requires_grad_(False)
-        self.modules_to_save = nn.ModuleDict({"default": nn.Linear(layer.in_features, layer.out_features)})
+    a, b = nn.Linear(d_in, rank, bias=False), nn.Linear(rank, d_out, bias=False)
+    nn.init.zeros_(b.weight)
+    factors = {"lora_A": nn.ModuleDict({"default": a}), "lora_B": nn.ModuleDict({"default": b})}
+    return made("LoRA", base_layer=nn.Linear(d_in, d_out).requires_grad_(False), **factors)
 
 
 def adapted() -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Module()
-    model.blocks = nn.ModuleList(
-        nn.ModuleDict({"c_attn": LoRA(nn.Linear(4, 12)), "up_proj": LoRA(nn.Linear(4, 6))}) for _ in range(2)
-    )
-    model.lm_head = Saved(nn.Linear(4, 9))
-    return model
+    blocks = (nn.ModuleDict({"c_attn": lora(4, 12), "up_proj": lora(4, 6)}) for _ in range(2))
+    # as peft wraps a layer that is trained as a whole
+    saved = {"modules_to_save": nn.ModuleDict({"default": nn.Linear(4, 9)})}
+    head = made("Saved", original_module=nn.Linear(4, 9).requires_grad_(False), **saved)
+    return made(blocks=nn.ModuleList(blocks), lm_head=head)
 
 
 def test_adapters_are_printed_as_what_they_are_beside_the_frozen_layers():
@@ -208,7 +174,7 @@ def test_the_b_of_a_layer_that_is_packed_in_4_bits_is_one_matrix():
 @pytest.mark.parametrize("width", [32, 128])
 def test_the_entries_of_adapters_move_as_the_width_asks(width):
     """By 1 / width in A and by as much at any width in B (Hayou et al., LoRA+, 2024)."""
-    layer = LoRA(nn.Linear(width, width), 4)
+    layer = lora(width, width, 4)
     for name, norm in norms(layer).items():
         shape = layer.get_parameter(name).shape
         step = norm.with_settings(method="svd").dualize(torch.randn(shape))
@@ -281,8 +247,7 @@ class Fields(NamedTuple):
 
 @pytest.mark.parametrize("config", [Slots(2), Fields(2), {"n_head": 2}, SimpleNamespace(n_head=2), LoudConfig()])
 def test_numbers_are_read_from_every_kind_of_config(config):
-    module = nn.Module()
-    module.config = config
+    module = made(config=config)
     assert attention_heads([nn.Linear(2, 2), module]) == (2, 2, None)
     assert number(("n_head", "num_attention_heads"), [module]) == 2
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import wellnormed as wn
+from tests.routing.modules import made
 from wellnormed.norms import BiasRMS, Gain, Norm, SpectralConv, Split
 
 SPECTRAL = wn.Spectral()
@@ -21,28 +22,17 @@ def norms(model: nn.Module, recipe: str) -> dict[str, Norm | None]:
     return {a.name: a.norm for a in wn.assign_norms(model, recipe)}
 
 
-class Block(nn.Module):
-    """A block of GPT-2, its attention's three projections fused in one linear layer."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.ln_1 = nn.LayerNorm(width)
-        self.c_attn = nn.Linear(width, 3 * width)
-        self.c_proj = nn.Linear(width, width)
-        self.ln_2 = nn.LayerNorm(width, bias=False)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-
-class GPT2(nn.Module):
-    def __init__(self, tied: bool) -> None:
-        super().__init__()
-        self.wte = nn.Embedding(11, 4)
-        self.wpe = nn.Embedding(6, 4)
-        self.h = nn.ModuleList([Block(4)])
-        self.ln_f = nn.LayerNorm(4)
-        self.lm_head = nn.Linear(4, 11, bias=False)
-        if tied:
-            self.lm_head.weight = self.wte.weight
+def gpt2(tied: bool) -> nn.Module:
+    """One block, its attention's three projections fused in one linear layer."""
+    attention = {"ln_1": nn.LayerNorm(4), "c_attn": nn.Linear(4, 12), "c_proj": nn.Linear(4, 4)}
+    mlp = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 4))
+    block = made("Block", **attention, ln_2=nn.LayerNorm(4, bias=False), mlp=mlp)
+    tables = {"wte": nn.Embedding(11, 4), "wpe": nn.Embedding(6, 4)}
+    last = {"ln_f": nn.LayerNorm(4), "lm_head": nn.Linear(4, 11, bias=False)}
+    model = made("GPT2", **tables, h=nn.ModuleList([block]), **last)
+    if tied:
+        model.lm_head.weight = model.wte.weight
+    return model
 
 
 def small_cnn() -> nn.Module:
@@ -62,7 +52,7 @@ def small_cnn() -> nn.Module:
     ],
 )
 def test_a_block_of_gpt_2(recipe, embedding, hidden, head, gain, bias):
-    got = norms(GPT2(tied=False), recipe)
+    got = norms(gpt2(tied=False), recipe)
     assert got["wte.weight"] == got["wpe.weight"] == embedding
     assert got["h.0.mlp.2.weight"] == hidden
     assert got["h.0.c_attn.weight"] == (Split(3) if hidden == SPECTRAL else hidden)
@@ -73,7 +63,7 @@ def test_a_block_of_gpt_2(recipe, embedding, hidden, head, gain, bias):
 
 def test_weight_sharing_as_recommended():
     """Sign -> Spectral -> Sign (LMO recommendation 3.1 iii)."""
-    got = norms(GPT2(tied=True), "scion-gpt")
+    got = norms(gpt2(tied=True), "scion-gpt")
     assert (got["wte.weight"], got["h.0.c_proj.weight"]) == (LOGITS, SPECTRAL)
     assert "lm_head.weight" not in got
 
@@ -153,12 +143,8 @@ def test_recurrent_layers_and_cells_have_one_slice_for_every_gate():
 
 
 def test_gains_of_several_dimensions_of_other_libraries_and_of_one_number():
-    class LlamaRMSNorm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(4))
-
-    model = nn.Sequential(nn.LayerNorm((2, 3)), nn.RMSNorm(4), nn.InstanceNorm1d(4, affine=True), LlamaRMSNorm())
+    llama = made("LlamaRMSNorm", weight=torch.ones(4))
+    model = nn.Sequential(nn.LayerNorm((2, 3)), nn.RMSNorm(4), nn.InstanceNorm1d(4, affine=True), llama)
     model.temperature = nn.Parameter(torch.tensor(1.0))
     got = norms(model, "modular")
     assert (got["0.weight"], got["0.bias"]) == (Gain(2), BiasRMS(2))
@@ -170,9 +156,8 @@ def test_gains_of_several_dimensions_of_other_libraries_and_of_one_number():
 def test_low_rank_adapters_as_bare_parameters():
     layer = nn.Linear(4, 6).requires_grad_(False)
     layer.lora_A, layer.lora_B = nn.Parameter(torch.zeros(2, 4)), nn.Parameter(torch.zeros(6, 2))
-    embedding = nn.Module()
-    embedding.lora_embedding_A = nn.ParameterDict({"default": nn.Parameter(torch.zeros(2, 9))})
-    embedding.lora_embedding_B = nn.ParameterDict({"default": nn.Parameter(torch.zeros(4, 2))})
+    factors = {"lora_embedding_A": torch.zeros(2, 9), "lora_embedding_B": torch.zeros(4, 2)}
+    embedding = made(**{name: nn.ParameterDict({"default": factor}) for name, factor in factors.items()})
     got = norms(nn.ModuleDict({"layer": layer, "embedding": embedding}), "language")
     assert got["layer.lora_A"] == got["layer.lora_B"] == SPECTRAL
     assert got["embedding.lora_embedding_A.default"] == wn.ColNorm()
@@ -194,7 +179,7 @@ def test_what_peft_s_adapters_multiply_by_is_a_gain(path, shape, reason):
     layer = nn.Linear(4, 6)
     holder, parts = layer, path.split(".")
     for part in parts[:-1]:
-        holder.add_module(part, type("DoraLinearLayer", (nn.Module,), {})())
+        holder.add_module(part, made("DoraLinearLayer"))
         holder = holder.get_submodule(part)
     holder.register_parameter(parts[-1], nn.Parameter(torch.ones(shape)))
     found = {a.name: a for a in wn.assign_norms(nn.Sequential(layer))}[f"0.{path}"]
@@ -253,9 +238,7 @@ def test_weight_norm_has_magnitudes_that_are_gains_and_directions_in_the_norm_of
 
 def bare(name: str, *shape: int, of: str = "Module") -> nn.Module:
     """A module of a class of this name that holds one parameter."""
-    model = type(of, (nn.Module,), {})()
-    model.register_parameter(name, nn.Parameter(torch.ones(shape)))
-    return model
+    return made(of, **{name: torch.ones(shape)})
 
 
 @pytest.mark.parametrize(

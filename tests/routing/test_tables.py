@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import wellnormed as wn
+from tests.routing.modules import made
 from wellnormed.routing.tables import grouped
 
 
@@ -59,10 +60,8 @@ def test_numbers_that_are_whole_parts_of_names_are_grouped(names, shown):
 
 
 def test_an_optimizer_prints_repeated_blocks_once_with_exact_totals():
-    model = nn.Module()
-    model.embed = nn.Embedding(7, 4)
     pairs = ({"norm": nn.LayerNorm(4, bias=False), "up": nn.Linear(4, 8, bias=False)} for _ in range(12))
-    model.blocks = nn.ModuleList(map(nn.ModuleDict, pairs))
+    model = made(embed=nn.Embedding(7, 4), blocks=nn.ModuleList(map(nn.ModuleDict, pairs)))
     model.blocks[5]["up"].requires_grad_(False)
     model.blocks[6]["up"].requires_grad_(False)
     optimizer = wn.Scion(model, lr=0.5, lr_factors={"blocks.3.up": 0.5}, overrides={"blocks.9.up": wn.Sign()})
