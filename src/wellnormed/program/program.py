@@ -245,7 +245,10 @@ def tensors_of(tree: Any) -> list[Tensor]:
 
 
 def select(result: Any, output: Any) -> Tensor:
-    """One tensor of what a model returns: by key, attribute or position, or the only one beside None."""
+    """One tensor of what a model returns: by key, attribute or position, or the only one beside what has no parts.
+
+    None, a number and an opaque object, such as the cache of a language model, have none.
+    """
     if output is not None:
         try:
             if isinstance(result, Tensor):
@@ -258,16 +261,17 @@ def select(result: Any, output: Any) -> Tensor:
         except (LookupError, AttributeError, TypeError) as error:
             raise UncertifiableError(f"output={output!r} is nothing that the model returns ({error})") from error
     while not isinstance(result, Tensor):
-        present = {key: each for key, each in _parts(result).items() if each is not None}
+        parts = _parts(result)
+        present = [each for each in parts.values() if isinstance(each, Tensor) or _parts(each)]
         if len(present) != 1:
-            kinds = {k: "Tensor" if isinstance(each, Tensor) else type(each).__name__ for k, each in present.items()}
+            kinds = {k: "Tensor" if isinstance(each, Tensor) else type(each).__name__ for k, each in parts.items()}
             words = ", ".join(f"{key!r} ({kind})" for key, kind in kinds.items())
             key = next((key for key, kind in kinds.items() if kind == "Tensor"), None)
             raise UncertifiableError(
                 f"the model returns a {type(result).__name__} of {words or 'no tensor'}; pass "
                 f"output={'' if key is None else repr(key)}, or another key, name or position of one tensor"
             )
-        (result,) = present.values()
+        (result,) = present
     return result
 
 
