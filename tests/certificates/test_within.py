@@ -349,6 +349,19 @@ def placed(self, x):
     return self.head(self.gain * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-2)))
 
 
+def by_rows(self, x):
+    """Linear maps by rows of one matrix."""
+    a, b = self.f.weight.split(6), self.f.bias.split(6)
+    turned = F.linear(x, a[1][[2, 0, 1]], b[1][[2, 0, 1]])
+    return torch.cat([F.linear(x, a[0], b[0]).relu(), turned, x @ a[1][3:].T], -1)
+
+
+def across(self, x):
+    """Attention from tokens to other ones, whose module splits its weight."""
+    others = x.flip(1) / 2
+    return self.f(x, others, others, need_weights=False)[0]
+
+
 POSITIONS = {"positions": nn.Embedding(7, 6), "token": nn.Parameter(torch.zeros(6)),
              "gain": nn.Parameter(torch.ones(6)), "head": nn.Linear(6, 3)}  # fmt: skip
 NUMBERS = {"gain": nn.Parameter(torch.ones(())), "shift": nn.Parameter(torch.zeros(())), "f": nn.Linear(6, 6)}
@@ -363,6 +376,8 @@ NORMALIZED = {
     "transposed": (nn.Sequential(nn.ConvTranspose2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)), (2, 3, 5, 5)),
     "positions": (Net(placed, **POSITIONS), (2, 5, 6)),
     "numbers": (Net(lambda s, x: x + s.gain * s.f(x).relu() + s.shift, **NUMBERS), (2, 6)),
+    "rows of a matrix": (Net(by_rows, f=nn.Linear(6, 12)), (2, 6)),
+    "cross-attention": (Net(across, f=nn.MultiheadAttention(6, 2, batch_first=True)), (2, 5, 6)),
 }
 
 

@@ -35,6 +35,9 @@ class Stored:
     rows_of: "Stored | None" = None
     """The parameter whose rows this tensor consists of (complete rows, possibly reordered or repeated), as after an
     index or a slice; None otherwise. The rows lie along the last axis of more than one entry."""
+    entries_of: "tuple[Stored, Tensor] | None" = None
+    """The parameter of unknown entries that this tensor's entries are of, and their positions in it, as after a split;
+    None otherwise."""
     value_of: "Callable[[], Value] | None" = None
     """Bounds what this tensor is computed from as if it were an input, where that has unknown entries."""
     made_of: tuple["Stored", ...] = ()

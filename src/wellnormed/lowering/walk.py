@@ -211,6 +211,8 @@ class Walk(Interpreter):
         if node not in self.dependent and kind_of(node) == "product" and any(map(self.ledger.unknown, arguments)):
             scaled = any(isinstance(each, int | float) for each in arguments)  # such as a multiple of a position table
             arguments = tuple(self._as_value(each, scaled) for each in arguments)
+        if node.target is operator.getitem and isinstance(part := arguments[0][arguments[1]], Stored):
+            return part
         if not any(isinstance(each, Value) for each in tree_leaves((arguments, keywords))):
             return self._constant(node, arguments, keywords)  # also constants that only take the input's shape
         if node.target is operator.getitem:
@@ -295,27 +297,43 @@ class Walk(Interpreter):
         """Compute an operation that does not depend on the input; track transposes and moved rows of weights."""
         plain = plain_tree((arguments, dict(keywords)))
         first = arguments[0] if arguments else None
-        parameter = self.ledger.unknown(first)
+        parameter, positions = self._entries_of(first)
         matrix = isinstance(first, Stored) and first.tensor.ndim == 2 and kind_of(node) == "move"
         swapped = matrix and _transposes(node, *plain)
         moves = kind_of(node) in ("move", "copy", "lookup") and not rounds(node)
-        vector = parameter.tensor.shape[-1:] if parameter is not None and moves else ()
-        vectors = _keeps_vectors(node, plain[0], plain[1], vector)
-        result = compute(node, *plain)
-        if not (kind_of(node) in _CARRYING and isinstance(result, Tensor) and result.is_floating_point()):
-            for each in tree_leaves((arguments, dict(keywords))):
-                if isinstance(each, Stored) and not (each is first and (swapped or vectors)):
-                    self.ledger.require_known(each)
+        moved: Any = node.target(positions, *plain[0][1:], **plain[1]) if parameter and moves else None  # type: ignore[operator]
+        result, parts = compute(node, *plain), isinstance(moved, list | tuple)
+        carried = parts or (isinstance(result, Tensor) and result.is_floating_point())
+        operands = [each for each in tree_leaves((arguments, dict(keywords))) if isinstance(each, Stored)]
+        if not (kind_of(node) in _CARRYING and carried):
+            for each in operands:
+                self.ledger.require_known(each)
+
+        def made(name: str, tensor: Tensor, places: Any) -> Stored:
+            if parameter is None or places is None:
+                return self.ledger.computed(name, tensor, first if swapped else None)
+            whole = parameter if _keeps_vectors(places, parameter.tensor.shape[-1:]) else None
+            stored = self.ledger.computed(name, tensor, first if swapped else None, whole)
+            return replace(stored, entries_of=(parameter, places))
+
         if isinstance(result, Tensor):
-            stored = self.ledger.computed(
-                self.ledger.name, result, first if swapped else None, parameter if vectors else None
-            )
-            if swapped or vectors or not any(map(self._has_unknown, tree_leaves((arguments, dict(keywords))))):
+            stored = made(self.ledger.name, result, moved)
+            if stored.transpose_of or stored.rows_of or not any(map(self._has_unknown, operands)):
                 return stored
             return replace(stored, value_of=cache(partial(self._as_input, node, arguments, keywords)))
         if isinstance(result, list | tuple):
-            return [self.ledger.computed(f"{self.ledger.name}.{i}", each) for i, each in enumerate(result)]
+            places: Any = moved if parts else [None] * len(result)
+            return [made(f"{self.ledger.name}.{i}", *each) for i, each in enumerate(zip(result, places, strict=True))]
         return result
+
+    def _entries_of(self, operand: Any) -> tuple[Stored | None, Tensor]:
+        """The parameter of unknown entries that an operand's entries are of, and their positions in it."""
+        if isinstance(operand, Stored) and operand.entries_of is not None:
+            return operand.entries_of
+        if (parameter := self.ledger.unknown(operand)) is None:
+            return None, torch.empty(0)
+        shape = parameter.tensor.shape
+        return parameter, torch.arange(math.prod(shape)).reshape(shape)
 
     def _has_unknown(self, operand: Any) -> bool:
         return isinstance(operand, Stored) and bool(operand.value_of or self.ledger.unknown(operand))
@@ -428,17 +446,12 @@ def _looks_up_rows(node: fx.Node, table: Tensor, others: Sequence[Any]) -> bool:
     )
 
 
-def _keeps_vectors(node: fx.Node, arguments: tuple, keywords: Mapping[str, Any], vector: Sequence[int]) -> bool:
-    """Whether a result consists of whole rows, of shape `vector`, of a tensor; tested with its entries' positions."""
-    if not vector:
+def _keeps_vectors(positions: Any, vector: Sequence[int]) -> bool:
+    """Whether a tensor consists of whole rows, of shape `vector`, of another, by its entries' positions there."""
+    if not vector or not isinstance(positions, Tensor):
         return False
-    shape = arguments[0].shape
-    positions = torch.arange(math.prod(shape)).reshape(shape)
-    moved = node.target(positions, *arguments[1:], **keywords)  # type: ignore[operator]
-    if not isinstance(moved, Tensor):
-        return False
-    last = [size for size in moved.shape if size > 1][-1:]
+    last = [size for size in positions.shape if size > 1][-1:]
     if last != list(vector):
         return False
-    vectors = moved.reshape(-1, *vector)
+    vectors = positions.reshape(-1, *vector)
     return bool((vectors == vectors[:, :1] + torch.arange(*vector)).all() and (vectors[:, 0] % vector[0] == 0).all())

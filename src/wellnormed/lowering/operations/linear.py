@@ -80,6 +80,9 @@ def matmul(ledger: Ledger, a: Any, b: Any) -> Value:
 def _apply(ledger: Ledger, x: Value, weight: Stored, bias: Stored | None, *, transposed: bool) -> Value:
     if weight.transpose_of is not None:
         weight, transposed = weight.transpose_of, not transposed
+    if not transposed and (found := _rows_of(weight, bias)) is not None:
+        whole, shift, rows = found
+        return moves.pick(ledger, _apply(ledger, x, whole, shift, transposed=False), lambda t: t[..., rows])
     outputs = weight.tensor.shape[1] if transposed else weight.tensor.shape[0]
     last = len(x.shape) - 1
     axes = sorted({*inner_axes(x), last})
@@ -89,6 +92,21 @@ def _apply(ledger: Ledger, x: Value, weight: Stored, bias: Stored | None, *, tra
     claims += [] if bias is None else [ledger.prove("group_norm", bias, parts=1)]
     shape = (*x.shape[:-1], outputs)
     return ledger.derive("linear", [(x, axes)], shape=shape, axes=axes, constants={"parts": 1}, claims=claims)
+
+
+def _rows_of(weight: Stored, bias: Stored | None) -> tuple[Stored, Stored | None, torch.Tensor] | None:
+    """The matrix and bias of unknown entries that a weight and a bias are rows of, and which; None for others."""
+    if weight.rows_of is None or weight.entries_of is None or weight.tensor.ndim != 2:
+        return None
+    whole, places = weight.entries_of
+    rows = places[:, 0] // whole.tensor.shape[-1]
+    if whole.tensor.ndim != 2 or places.is_floating_point():
+        return None
+    if bias is None:
+        return whole, None, rows
+    shift, entries = bias.entries_of or (None, rows)
+    alike = shift is not None and shift.shape == whole.shape[:1] and torch.equal(entries, rows)
+    return (whole, shift, rows) if alike else None
 
 
 def convex_potential(ledger: Ledger, x: Value, weight: Stored, bias: Stored | None, factor: float) -> Value:
