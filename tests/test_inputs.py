@@ -1,6 +1,7 @@
 """What is passed by mistake to a name of the root namespace is refused by a `ValueError` that names it."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -27,6 +28,23 @@ def constrained(value) -> object:
 
 def complex_linear() -> nn.Module:
     return nn.Linear(2, 2, bias=False, dtype=torch.complex64)
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.trace(nn.Linear(4, 5), torch.zeros(1, 4))
+
+
+def packed() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 5)), {nn.Linear})
+
+
+@torch.inference_mode()
+def inferring() -> nn.Module:
+    return network()
 
 
 def broken() -> object:
@@ -95,6 +113,14 @@ def test_what_is_no_mapping_is_refused(name, call, value):
     [
         (lambda: wn.certify("model"), "certify: model is of type str; pass the model itself"),
         (lambda: wn.lower_bound(nn.Linear), "lower_bound: model is the class Linear; pass the model itself"),
+        (lambda: wn.certify(scripted(), torch.zeros(1, 4)), "certify: model is TorchScript; pass the torch.nn.Module"),
+        (lambda: wn.Scion(nn.Sequential(scripted())), "0 is TorchScript; use the torch.nn.Module"),
+        (lambda: wn.Scion(inferring()), r"0.weight was made under torch.inference_mode.*; pass copy.deepcopy\(model\)"),
+        (lambda: wn.certify(inferring(), torch.zeros(1, 2)), r"certify: 0.weight was made under torch.inference_mode"),
+        (
+            lambda: wn.certify(packed(), torch.zeros(1, 4)),
+            r"0\._packed_params packs its weights.*; pass the model in floats",
+        ),
         (lambda: wn.assign_norms(network(), []), r"recipe=\[\] is not one of"),
         (lambda: constrained({1: wn.HardCap(1.0)}), "a pattern must be a string, got 1"),
         (lambda: wn.Spectral(coefficients=[]), r"coefficients=\[\] is not a registered set"),

@@ -75,10 +75,17 @@ def require_patterns(where: str, values: Mapping[str, object]) -> None:
 
 
 def require_module(where: str, model: object) -> None:
-    """Refuse a value that is not a module, such as a module's class."""
+    """Refuse a value that is not a module, such as a module's class, and modules that are not plain ones."""
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
         raise ValueError(f"{where}: model is {kind}; pass the model itself, a torch.nn.Module")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(f"{where}: model is TorchScript; pass the torch.nn.Module that it was made from")
+    if made := [name for name, each in (*model.named_parameters(), *model.named_buffers()) if each.is_inference()]:
+        raise ValueError(
+            f"{where}: {made[0]} was made under torch.inference_mode(), so nothing may write into it; pass "
+            "copy.deepcopy(model), made outside"
+        )
 
 
 def require_hashable(where: str, part: object) -> None:

@@ -141,6 +141,7 @@ nn.init.constant_(BROKEN.weight, math.nan)
             )
         ),
         (lambda: certify(nn.Identity(), torch.zeros(1, 2), output="T"), "output='T' is nothing .*; leave output= out"),
+        (lambda: certify(Returning(lambda a, b: torch.linalg.inv(a)), torch.eye(2)), "linalg_inv.default. has no"),
         (lambda: certify(nn.Identity(), torch.zeros(4, 2), output=1), "output=1 is nothing .*; leave output= out"),
         (lambda: certify(returning(dict), torch.zeros(4, 2)), r"dict of 'a' \(Tensor\), 'b' \(Tensor\); pass .*'a'"),
         (lambda: certify(returning(Results), torch.zeros(4, 2)), "Results of 'a' .*, 'b' .*; pass output='a', or"),
@@ -220,7 +221,8 @@ def test_a_model_elsewhere_is_refused_with_a_remedy_that_works(monkeypatch):
     model, example = nn.Linear(4, 4, bias=False), torch.randn(3, 4)
     constraints = wn.constrain(wn.Scion(model, lr=0.01), {"*": wn.HardCap(1.0)})
     with monkeypatch.context() as patched:
-        patched.setattr(model, "named_parameters", lambda: [("weight", SimpleNamespace(device=torch.device("cuda:0")))])
+        elsewhere = SimpleNamespace(device=torch.device("cuda:0"), is_inference=lambda: False)
+        patched.setattr(model, "named_parameters", lambda: [("weight", elsewhere)])
         with pytest.raises(ValueError, match=r"'weight' lies on cuda:0, .*; pass copy\.deepcopy\(model\)\.cpu\(\), "):
             certify(model, example)
         remedy = r"pass model\.cpu\(\) and within=constraints of .* = copy\.deepcopy\(\(model, constraints\)\), "

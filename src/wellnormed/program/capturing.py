@@ -74,6 +74,7 @@ def capture(
     if not OPERATIONS:
         raise RuntimeError("no operation has a bound yet; import wellnormed.certificates, which registers all of them")
     _refuse_hooks()
+    _refuse_packed_weights(model)
     _refuse_split_parameters(model)
 
     def compared(program: Program) -> Program:
@@ -292,6 +293,17 @@ def quiet() -> Iterator[None]:
             yield
         finally:
             logging.disable(disabled)
+
+
+def _refuse_packed_weights(model: nn.Module) -> None:
+    """Refuse layers whose weights are objects of compiled code, as those that `torch.ao.quantization` makes."""
+    for name, module in model.named_modules():
+        packed = any(isinstance(each, torch.ScriptObject) for each in vars(module).values())
+        if packed and not isinstance(module, torch.jit.ScriptModule):
+            raise UncertifiableError(
+                f"{name} packs its weights, as quantized layers do, so that no operation shows them; pass the model in "
+                "floats, with the weights that the codes stand for"
+            )
 
 
 def _refuse_split_parameters(model: nn.Module) -> None:

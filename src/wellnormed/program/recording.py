@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.overrides import TorchFunctionMode
 
 from wellnormed.program.dependence import dependence
@@ -48,7 +49,9 @@ def record(module: nn.Module, example: Example, shapes: Any = None) -> ExportedP
         parts = {op: rule for name, op, rule in _decompositions() if name not in OPERATIONS}
         if not variable.isdisjoint(parts):
             others = {node.target for node in program.graph.nodes} - variable  # constants stay as the model makes them
-            program = program.run_decompositions({op: rule for op, rule in parts.items() if op not in others})
+            apart = program.run_decompositions({op: rule for op, rule in parts.items() if op not in others})
+            if not any(spec.kind is InputKind.TOKEN for spec in apart.graph_signature.input_specs):
+                program = apart  # the parts of an inverse would have an order beside their operands
     if autocast.active:
         _refuse_apart(before, _targets(program))
     return program

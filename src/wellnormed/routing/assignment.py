@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
@@ -183,6 +184,8 @@ def assign_norms(
         20 entries in 1 x Sign(normalized)
     """
     require_module("assign_norms", model)
+    if scripted := [name for name, each in model.named_modules() if isinstance(each, torch.jit.ScriptModule)]:
+        raise ValueError(f"assign_norms: {scripted[0]} is TorchScript; use the torch.nn.Module that it was made from")
     overrides = {} if overrides is None else overrides
     require_patterns("assign_norms: ", {"overrides": overrides})
     if not isinstance(recipe, str) or recipe not in RECIPES:
