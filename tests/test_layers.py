@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ORDER = """proof matrix norms routing parallel modular optim constraints nn program lowering certificates models data
-train cli papers campaigns benchmarks""".split()  # noqa: SIM905 (an order reads best as one line)
+train wellnormed cli papers campaigns benchmarks""".split()  # noqa: SIM905 (an order reads best as one line)
 PLACES = ("src/wellnormed", "papers", "campaigns", "benchmarks")
 
 
@@ -13,7 +13,7 @@ def imports(file: Path):
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):  # `from wellnormed import nn` names a room as well
-            modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
         if isinstance(node, ast.Call) and "import" in ast.unparse(node.func):  # by a name at run time
             modules = [each.value for each in node.args if isinstance(each, ast.Constant)]
         yield from {module.removeprefix("wellnormed.").split(".")[0] for module in modules if module}

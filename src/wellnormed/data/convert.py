@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import rich.progress
 
-import wellnormed
 from wellnormed._files import require_possible, without_empty_folders, write_atomically, write_json, writing
+from wellnormed._version import VERSION
 from wellnormed.data.shards import META, Split, header
 from wellnormed.data.tokenizers import Tokenizer, TokenizerName, tokenizer_of
 
@@ -65,7 +65,7 @@ def convert_texts(
                 facts[split] = _write(documents, temporary / f"{folder.resolve().name}_{split}", made, shard_tokens)
                 if not facts[split]["tokens"]:
                     raise ValueError(f"there is no text in {', '.join(map(str, inputs))}; name files with text")
-            version: dict[str, Any] = {"version": wellnormed.__version__}
+            version: dict[str, Any] = {"version": VERSION}
             about = version | {"tokenizer": made.name, "vocabulary": made.vocabulary, "splits": facts}
             write_json(temporary / META, about)
             with writing(folder):

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-import wellnormed as wn
 from wellnormed._files import read_json
-from wellnormed.certificates import Arithmetic, UncertifiableError
+from wellnormed.certificates import Arithmetic, UncertifiableError, certify, lower_bound, number_formats
 from wellnormed.certificates.arguments import settings_of
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.observing import summary
@@ -57,7 +56,7 @@ def certificate_facts(certificate: Certificate | str, weights: dict[str, torch.T
     """The figures of a certificate, as results of a run; or the reason why it was refused."""
     if isinstance(certificate, str):
         return {"refused": certificate}
-    formats = wn.certificates.number_formats(certificate, weights=weights)
+    formats = number_formats(certificate, weights=weights)
     return {
         "log10_lipschitz": certificate.rms_lipschitz.log10,
         "log10_lipschitz_l2": certificate.lipschitz.log10,
@@ -87,7 +86,7 @@ def settled_shares(model: Model, certificate: Certificate, windows: torch.Tensor
     stated = [(model, "float32", Arithmetic(lanes=lanes))] if lanes > 1 else []
     found: dict[str, Any] = {"tokens": windows.numel(), "shares": {}, "errors": {}}
     for executed, dtype, arithmetic in [(model, "float32", Arithmetic()), *stated, (double, "float64", Arithmetic())]:
-        each = wn.certify(executed, **domain, margins=margins, arithmetic=arithmetic)
+        each = certify(executed, **domain, margins=margins, arithmetic=arithmetic)
         masks = [each.settled(executed(part)) for part in windows.split(max(1, 1024 // windows.shape[1]))]
         found["shares"][f"{dtype}, {arithmetic}"] = float(torch.cat(masks).double().mean())
         found["errors"][f"{dtype}, {arithmetic}"] = each.forward_error
@@ -162,9 +161,9 @@ def certify_model(
     kinds = torch.nn.Embedding | CappedEmbedding
     tables = [module.weight for module in model.modules() if isinstance(module, kinds)]
     radius = max([1.0, *(float(ColNorm(0).upper_bound(table.detach())) for table in tables)])
-    certificate = wn.certify(model, example, radius=radius)
+    certificate = certify(model, example, radius=radius)
     if attack_steps:
-        largest_gain = wn.lower_bound(model, example, radius=radius, steps=attack_steps, generator=generator)
+        largest_gain = lower_bound(model, example, radius=radius, steps=attack_steps, generator=generator)
         certificate = certificate.with_lower_bound(largest_gain.value)
     return certificate
 
