@@ -26,6 +26,7 @@ from wellnormed.proof.check import change_of, conclude
 from wellnormed.proof.claims import complete, prove
 from wellnormed.proof.decimals import decimals, root_down, rounding_up
 from wellnormed.proof.functions import FUNCTIONS
+from wellnormed.proof.matrices import _symbols, absolute_kernel
 from wellnormed.proof.moves import Move
 from wellnormed.proof.promises import Parts, Promise
 from wellnormed.proof.reading import CheckError, Offset, Positive, Size, read
@@ -923,8 +924,7 @@ CHANGED: list[tuple[str, Fields]] = [
     ("contraction", {**stating("x0", 65504, **NO_ERROR), "y.executed": F16 | {"roundings": 0}}),
     ("slope", {"z.constants.numbers": [-3.0], "z.claims": [], "j.constants.bound": 7.0}),
     *(("third", {"z.constants": {"factor": each}}) for each in (2.0**-1000, 2.0**1000)),
-    ("third", {"z.executed.beside": -9.0}), ("half", {"z.constants.divisor": -2.0}), ("cut", {"p.constants.tables.0":
-        2**39}),
+    ("third", {"z.executed.beside": -9.0}), ("half", {"z.constants.divisor": -2.0}),
     ("a third and a tenth", {f"{each}.constants": {"factor": 2.0**1000} for each in "ts"}),
     *(("constant", {"tensors.c": np.full((3, 2), 0.1), "z.executed.roundings": each}) for each in (None, 0)),
     *(("mlp", {"y.executed.dtype": each, "z.executed.dtype": each}) for each in FORMATS if each != "real"),
@@ -937,6 +937,8 @@ CHANGED: list[tuple[str, Fields]] = [
     ("attention alone", dict(x for name, (sizes, errors) in UNLIKE.items() for x in stating(name, *sizes,
         shape=(1, 2, len(sizes) // 2, 1), error=stated(*errors, shape=(1, 2, len(sizes) // 2, 1))).items())),
     ("softmax", SMALL | {"y.executed": ROUNDED | {"roundings": int(0.1 * 2**24)}}),
+    ("mlp", {"y.claims.0.values": [1e300]}), ("cut", {"p.constants.tables.0": 2**39}),
+    ("convolution", {"tensors.w": 2.0**700 * HONEST["convolution"][1]["w"], "y.claims.0.values": [2.0**702]}),
 ]  # fmt: skip
 """Valid documents that differ from one of the others."""
 
@@ -1107,15 +1109,6 @@ LIMITS: list[tuple[str, str, str, int]] = [
 """A document, words of its refusal, and the limit that it exceeds if that is so small."""
 
 
-SPLIT: list[tuple[Any, ...]] = [
-    ("moves._BLOCK", 1, "factors", {"tensors.f": np.array([0.5, 0.3])}),
-    *(("gather._PAIRS", most, "rotated by thirds") for most in (7, 8)),
-    ("gather._BLOCK", 2, "moves"),
-    ("value._BLOCK", 1, "backwards"),
-]
-"""A limit of what is done at once, and a document."""
-
-
 def forge(name: str, changes: Fields) -> tuple[Fields, dict[str, np.ndarray]]:
     """A document, its tensors under the key `tensors`, with changes: path -> content; a row of None is left out."""
     rows, tensors = HONEST[name]
@@ -1253,10 +1246,10 @@ def room(name: str) -> str:
     return " ".join([*needed, str(proof._held)])
 
 
-def limited_digits(limit: str, most: int, name: str, changes: Fields | None = None) -> str:
+def at_once(limit: str, most: int, call: Callable[[], str]) -> str:
     """What is proved where the kernel does no more at once."""
     with limits(limit, most):
-        return digits(name, changes)
+        return call()
 
 
 def claimed(measure: str, *arrays: Any, **settings: Any) -> str:
@@ -1338,6 +1331,8 @@ def kept(size: float) -> str:
     return str(proof.promises["w"])
 
 
+SIGNED = np.array([[[1.0, 0], [-1, 0]], [[0, 1], [0, -1]], [[3, 0], [-3, 0.5]], [[0, 2], [0, -3]]])
+IMAGES = np.arange(1, 25.0).reshape(2, 2, 3, 2) * [1, -1]
 SLANTED = np.array([[3.0, 0, 0], [4.0, 0, 0], [0, 0, 1.5], [0, 0.75, 0]])
 CLAIMED: list[partial[str]] = [
     partial(claimed, "spectral", SLANTED), partial(claimed, "spectral", SLANTED, parts=2),
@@ -1349,7 +1344,7 @@ CLAIMED: list[partial[str]] = [
     partial(claimed, "group_norm", [3.0, 4, 0, -5], parts=2), partial(claimed, "positive_norm", [3.0, 4, -5]),
     partial(claimed, "diameter", [[0.0, 0], [5, 0], [0, 12]]), partial(claimed, "diameter", [[1e9, 0], [1e9, 3]]),
     *(partial(claimed, "taps", np.arange(16.0).reshape(4, 2, 2), groups=each) for each in (1, 2)),
-    partial(claimed, "convolution", np.arange(1, 17.0).reshape(2, 2, 2, 2), size=[5, 4], stride=[2, 1], dilation=[1, 2],
+    partial(claimed, "convolution", 2.0**700 * IMAGES, size=[5, 4], stride=[2, 1], dilation=[1, 2],
         groups=1), partial(claimed, "convolution", np.arange(8.0).reshape(4, 1, 2), size=[3], stride=[2], dilation=[1],
         groups=2),
 ]  # fmt: skip
@@ -1358,8 +1353,8 @@ CLAIMED: list[partial[str]] = [
 def edge(accept: Callable[[float], Any], low: float, high: float) -> str:
     """The least number that is accepted, in so many digits as any machine gives; the first is not, and the last is."""
     accept(high)
-    for _ in range(40):
-        middle = (low + high) / 2
+    for step in range(44):
+        middle = (low + high) / 2 if step else low
         try:
             accept(middle)
         except CheckError:
@@ -1370,15 +1365,15 @@ def edge(accept: Callable[[float], Any], low: float, high: float) -> str:
 
 
 def edge_of(measure: str, *arrays: Any, **settings: Any) -> str:
-    """The least value of a claim on stored tensors that is proved, between 1 and 99."""
+    """The least value of a claim on stored tensors that is proved, between 1 and 999."""
     tensors = dict(zip("vw", map(np.asarray, arrays), strict=False))
     names = tuple("vw"[: len(arrays)])
-    return edge(lambda x: prove(complete(Claim(measure, names, (x,), settings)), tensors.__getitem__), 1.0, 99.0)
+    return edge(lambda x: prove(complete(Claim(measure, names, (x,), settings)), tensors.__getitem__), 1.0, 999.0)
 
 
 EDGES: dict[str, Callable[[], str]] = {
     "spectral": partial(edge_of, "spectral", SLANTED), "product": partial(edge_of, "product", SLANTED, SLANTED, **PAIR,
-        pairs=[[0, 0]]), "convolution": partial(edge_of, "convolution", np.arange(1, 17.0).reshape(2, 2, 2, 2),
+        pairs=[[0, 0]]), "convolution": partial(edge_of, "convolution", IMAGES,
         size=[5, 4], stride=[2, 1], dilation=[1, 2], groups=1), "group_norm": partial(edge_of, "group_norm", [3.0, 4]),
     "slope": partial(edge, lambda x: accepted("slope", {"j.constants.bound": x}), 1.0, 99.0),
     "margin": partial(edge, lambda x: accepted("margin", {"t.constants": {"divisor": 3.0}, "m.constants.factor": x}),
@@ -1390,13 +1385,24 @@ EDGES: dict[str, Callable[[], str]] = {
 """Name -> the least number that is proved."""
 
 
-def coarsely(call: Callable[[], Any]) -> Any:
-    """What is proved where roundings are 2^-20, underflows 2^-30 or 2^-10, which shows every margin."""
+SPLIT: list[tuple[str, int, Callable[[], str]]] = [
+    ("moves._BLOCK", 1, partial(digits, "factors", {"tensors.f": np.array([0.5, 0.3])})),
+    *(("gather._PAIRS", most, partial(digits, "rotated by thirds")) for most in (7, 8)),
+    ("gather._BLOCK", 2, partial(digits, "moves")), ("value._BLOCK", 1, partial(digits, "backwards")),
+    *(("matrices._BLOCK", 1, call) for call in (EDGES["convolution"], CLAIMED[-2], partial(claimed, "convolution",
+        np.ones((3, 2, 1)), size=[9], stride=[16], dilation=[1], groups=1))),
+    ("matrices._BLOCK", 100, lambda: str([x.shape for x in _symbols(SIGNED, (9,), (1,), (1,), 2)])),
+]  # fmt: skip
+"""A limit of what is done at once, and what is proved then."""
+
+
+def coarsely(call: Callable[[], Any], unit: float = 2.0**-20) -> Any:
+    """What is proved where roundings are so large, underflows 2^-30 or 2^-10, which shows every margin."""
     coarse = {name: form._replace(floor=decimal.Decimal(2.0**-10)) for name, form in FORMATS.items() if form.floor}
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(FORMATS, coarse))
         for module in ("value", "gather", "attention", "products", "claims", "matrices", "promises", "moves", "proof"):
-            stack.enter_context(limits(f"{module}.UNIT", 2.0**-20))
+            stack.enter_context(limits(f"{module}.UNIT", unit))
         for module in ("claims", "matrices", "promises", "lipsdp"):
             stack.enter_context(limits(f"{module}.TINY", 2.0**-30))
         return call()
@@ -1411,14 +1417,19 @@ def results() -> dict[str, Callable[[], str]]:
     for kind, documents in (("changed", CHANGED), ("an original", ORIGINALS)):
         calls |= {f"{kind} {i}: {each[0]}": partial(digits, *each) for i, each in enumerate(documents)}
     calls |= {f"varied {name}": partial(varied, name) for name in ROWS if ROWS[name][0][-2]["name"] == "y"}
+    calls["sizes of kernels"] = lambda: " ".join(f"{absolute_kernel(2.0**size * SIGNED, groups, pixels):.12g}"
+        for size, groups, pixels in product((0, -700, 700), (1, 2), (False, True)))  # fmt: skip
     calls |= {f"coarsely {name}": partial(coarsely, call) for name, call in calls.items()}
+    calls |= {f"in 6 digits {x}": partial(coarsely, EDGES[x], 2.0**-6) for x in ("spectral", "product", "convolution")}
+    calls["frequencies"] = partial(edge, lambda most: at_once("matrices._BLOCK", int(most), partial(claimed,
+        "convolution", np.ones((3, 2, 1)), size=[9], stride=[50], dilation=[1], groups=1)), 0.0, 4096.0)  # fmt: skip
     calls |= {f"report {i}: {name}": partial(reported, name, changes) for i, (name, changes) in enumerate(REPORTS)}
     calls |= {"change of no row": lambda: str(change_of([], None)), "caps": lambda: str(Promise("w", (9,), (*CAPPED,)))}
     calls |= {"numbers": partial(those_read, int, Size, Offset, float, Positive), "a kept cap": partial(kept, 1.1)}
     calls |= {f"room {name}": partial(room, name) for name in MOVED}
     calls |= {f"limit {i}: {each}": partial(edge, partial(limited, name, each), 0.0, 4096.0)
         for i, (name, _, each, _) in enumerate(LIMITS)}  # fmt: skip
-    calls |= {f"split {i}: {each[0]}": partial(limited_digits, *each) for i, each in enumerate(SPLIT)}
+    calls |= {f"split {i}: {each[0]}": partial(at_once, *each) for i, each in enumerate(SPLIT)}
     return calls | {f"a fault {i}: {name}": partial(digits, name, changes) for i, (name, changes) in enumerate(FAULTS)}
 
 

@@ -95,7 +95,7 @@ def absolute_kernel(w: np.ndarray, groups: int, pixels: bool) -> Decimal:
     """
     flat = np.ascontiguousarray(w.reshape(groups, -1, w.shape[1], w[0, 0].size).transpose(3, 0, 1, 2))
     by_taps = sum((max(map(absolute_norm, tap)) for tap in flat), ZERO)
-    if pixels or not by_taps:
+    if pixels:
         return by_taps
     sizes, scale = _of_moderate_size(abs(flat), largest_entry(flat))
     outputs, inputs = (float(sizes.sum((0, axis)).max()) for axis in (3, 2))  # of taps, groups, outputs, inputs
