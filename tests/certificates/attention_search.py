@@ -29,8 +29,6 @@ class Layer:
     value_radius: float = math.inf
     rotary: bool = False
     """Turn queries and keys by their position."""
-    additive_mask: bool = False
-    """Search as well over a number added to each token's logits, as relative biases do; bounds allow any."""
 
     def weights(self, raw_N3DD: Tensor) -> Tensor:
         """Raw numbers -> matrices whose norms are exactly at their caps."""
@@ -42,13 +40,13 @@ class Layer:
             return slices.flatten(-3, -2) * caps[:, None, None]
         return raw_N3DD / torch.linalg.matrix_norm(raw_N3DD, 2)[..., None, None] * caps[:, None, None]
 
-    def __call__(self, weights_N3DD: Tensor, x_NTD: Tensor, mask_NT: Tensor) -> Tensor:
-        """Heads side by side, `(N, T, D)`; the mask is added to the logits of all heads."""
+    def __call__(self, weights_N3DD: Tensor, x_NTD: Tensor) -> Tensor:
+        """Heads side by side, `(N, T, D)`."""
         q, k, v = ((x_NTD @ weights_N3DD[:, i].mT).unflatten(-1, (self.heads, -1)).transpose(1, 2) for i in range(3))
         q, k, v = (_ball(q, self.query_radius), _ball(k, self.key_radius), _ball(v, self.value_radius))
         if self.rotary:
             q, k = _turned(q), _turned(k)
-        weights = torch.softmax(self.scale / q.shape[-1] * q @ k.mT + mask_NT[:, None, None], -1)
+        weights = torch.softmax(self.scale / q.shape[-1] * q @ k.mT, -1)
         return (weights @ v).transpose(1, 2).flatten(2)
 
 
@@ -69,35 +67,29 @@ class Found:
     gain: float
     weights_3DD: Tensor
     x_TD: Tensor
-    mask_T: Tensor
 
 
-def largest_gain(
-    layer: Layer, seed: int = 0, tokens: int = 4, searches: int = 8, steps: int = 300, rate: float = 0.05
-) -> Found:
+def largest_gain(layer: Layer, tokens: int, steps: int, searches: int = 8) -> Found:
     """Adam ascent on the gain of the first output token, jointly over weights, input and output direction."""
-    generator = torch.Generator().manual_seed(seed)
-    d = layer.width
+    generator, rate, d = torch.Generator().manual_seed(0), 0.05, layer.width
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(searches, *shape, dtype=torch.float64, generator=generator).requires_grad_()
 
     raw, points, u = draw(3, d, d), draw(tokens, d), draw(d)
-    mask = torch.zeros(searches, tokens, dtype=torch.float64, requires_grad=layer.additive_mask)
-    optimizer = torch.optim.Adam([raw, points, u, mask], lr=rate)
-    best = Found(0.0, layer.weights(raw)[0].detach(), points[0].detach(), mask[0].detach())
+    optimizer = torch.optim.Adam([raw, points, u], lr=rate)
+    best = Found(0.0, layer.weights(raw)[0].detach(), points[0].detach())
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = rate * (1 - step / steps)
         weights = layer.weights(raw)
         x = points * (layer.radius / rms(points)).clamp(max=1.0)
         direction = u / torch.linalg.vector_norm(u, dim=-1, keepdim=True) / math.sqrt(d)
-        (pulled,) = torch.autograd.grad((layer(weights, x, mask)[:, 0] * direction).sum(), x, create_graph=True)
+        (pulled,) = torch.autograd.grad((layer(weights, x)[:, 0] * direction).sum(), x, create_graph=True)
         # the largest <direction, J dx> over dx of RMS 1 at every token
         gain = torch.linalg.vector_norm(pulled, dim=-1).sum(-1) * math.sqrt(d)
         leader = int(gain.detach().argmax())
         if float(gain[leader].detach()) > best.gain:
-            of_leader = (each[leader].detach() for each in (weights, x, mask))
-            best = Found(float(gain[leader].detach()), *of_leader)
+            best = Found(float(gain[leader].detach()), *(each[leader].detach() for each in (weights, x)))
         optimizer.zero_grad()
         gain.clamp(min=1e-12).log().sum().neg().backward()
         optimizer.step()

@@ -36,8 +36,8 @@ class Attention(nn.Module):
 
 
 @cache
-def found_with(layer: Layer, tokens: int = 4, steps: int = 100) -> Found:
-    return largest_gain(layer, tokens=tokens, steps=steps)
+def found_with(layer: Layer, steps: int = 100) -> Found:
+    return largest_gain(layer, tokens=4, steps=steps)
 
 
 def certified(layer: Layer, found: Found) -> Certificate:

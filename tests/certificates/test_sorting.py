@@ -18,9 +18,8 @@ from wellnormed.proof import CheckError, check
 from .adversary import Net, attack, bounds_of, search, walked
 
 
-def _split(x, dim=1):
-    a, b = x.split(x.shape[dim] // 2, dim)
-    return a, b
+def _split(x):
+    return x.split(x.shape[1] // 2, 1)
 
 
 def _cat_of_halves(x):
@@ -28,61 +27,14 @@ def _cat_of_halves(x):
     return torch.cat([torch.maximum(a, b), torch.minimum(a, b)], 1)
 
 
-def _stack_of_neighbours(x):
-    return torch.stack([torch.maximum(x[:, ::2], x[:, 1::2]), torch.minimum(x[:, ::2], x[:, 1::2])], 2).flatten(1, 2)
-
-
-def _view(x):
-    pairs = x.unflatten(1, (-1, 2))
-    return torch.cat([pairs.amax(2, keepdim=True), pairs.amin(2, keepdim=True)], 2).reshape(x.shape)
-
-
-def _view_and_halves(x):
-    a, b = _split(x)
-    return torch.cat([x.unflatten(1, (2, -1)).amax(1), torch.minimum(a, b)], 1)
-
-
-def _groups_of_four(x):
-    return x.unflatten(1, (-1, 4)).sort(2, descending=True).values.flatten(1, 2)
-
-
-def _leading_four(x):
-    return x.unflatten(1, (-1, 4)).topk(4, 2).values.flatten(1, 2)
-
-
-def _least_two_beside_the_largest_two(x):
-    lines = x.unflatten(1, (-1, 4))
-    return torch.cat(
-        [lines.topk(2, 2, largest=False).values, lines.sort(stable=True, dim=2).values[:, :, 2:]], 2
-    ).flatten(1, 2)
+def _fours(x):
+    return x.unflatten(1, (-1, 4))
 
 
 def _medians_and_ranks(x):
-    lines = x.unflatten(1, (-1, 4))
+    lines = _fours(x)
     median = torch.div(lines.median(2, keepdim=True).values, 1, rounding_mode=None)
     return torch.cat([median, *(lines.kthvalue(k, 2)[0][:, :, None] for k in (1, 3, 4))], 2).flatten(1, 2)
-
-
-def _sort_along_the_other_axis(x):
-    return x.unflatten(1, (2, -1)).sort(1)[0].reshape(x.shape)
-
-
-def _module(x):
-    return wn.nn.MaxMin(1)(x)
-
-
-def _comparison_of_two_kinds(x):
-    a, b = _split(x)
-    return torch.cat([torch.where(a <= b, b, a), torch.minimum(a, b)], 1)
-
-
-def _negated(x):
-    a, b = _split(x)
-    return torch.cat([torch.maximum(a, b), -torch.maximum(-a, -b)], 1)
-
-
-def _extremes(x):
-    return torch.cat(torch.aminmax(x.unflatten(1, (-1, 2)), dim=2), 1)
 
 
 def _written_into(x):
@@ -98,33 +50,39 @@ def _scaled_and_shifted(x):
     return _cat_of_halves(x * scale + 3)
 
 
-def _permuted(x):
-    return _cat_of_halves(x.flip(1).roll(1, 1))
+def _of_halves(function):
+    return lambda x: torch.cat(function(*_split(x)), 1)
 
 
-def _halves_of_a_residual(x):
-    return _cat_of_halves(0.5 * x + 0.5 * torch.tanh(x))
-
-
-def _divided(x):
-    return _cat_of_halves(x / 3) * 3
-
-
-def _positive_and_negative(x):
-    return torch.cat([F.relu(x), F.relu(-x)], 1)
-
-
-def _clamped(x):
-    return torch.cat([x.clamp(min=0), x.clamp(max=0)], 1)
-
-
-CONTRACTIONS = [
-    _cat_of_halves, _stack_of_neighbours, _view, _view_and_halves, _groups_of_four,
-    _sort_along_the_other_axis, _module, _comparison_of_two_kinds, _negated, _extremes, _written_into,
-    _leading_four, _medians_and_ranks, _least_two_beside_the_largest_two,
-    _scaled_and_shifted, _permuted, _divided, _halves_of_a_residual,
-    _positive_and_negative, _clamped,
-]  # fmt: skip
+CONTRACTIONS = {
+    "halves": _cat_of_halves,
+    "stack of neighbours": lambda x: torch.stack(
+        [torch.maximum(x[:, ::2], x[:, 1::2]), torch.minimum(x[:, ::2], x[:, 1::2])], 2
+    ).flatten(1, 2),
+    "view": lambda x: torch.cat(
+        [(y := x.unflatten(1, (-1, 2))).amax(2, keepdim=True), y.amin(2, keepdim=True)], 2
+    ).reshape(x.shape),
+    "view and halves": lambda x: torch.cat([x.unflatten(1, (2, -1)).amax(1), torch.minimum(*_split(x))], 1),
+    "groups of four": lambda x: _fours(x).sort(2, descending=True).values.flatten(1, 2),
+    "another axis": lambda x: x.unflatten(1, (2, -1)).sort(1)[0].reshape(x.shape),
+    "module": wn.nn.MaxMin(1),
+    "comparison of two kinds": _of_halves(lambda a, b: [torch.where(a <= b, b, a), torch.minimum(a, b)]),
+    "negated": _of_halves(lambda a, b: [torch.maximum(a, b), -torch.maximum(-a, -b)]),
+    "extremes": lambda x: torch.cat(torch.aminmax(x.unflatten(1, (-1, 2)), dim=2), 1),
+    "written into": _written_into,
+    "leading four": lambda x: _fours(x).topk(4, 2).values.flatten(1, 2),
+    "medians and ranks": _medians_and_ranks,
+    "least two beside the largest two": lambda x: torch.cat(
+        [_fours(x).topk(2, 2, largest=False).values, _fours(x).sort(stable=True, dim=2).values[:, :, 2:]], 2
+    ).flatten(1, 2),
+    "scaled and shifted": _scaled_and_shifted,
+    "permuted": lambda x: _cat_of_halves(x.flip(1).roll(1, 1)),
+    "divided": lambda x: _cat_of_halves(x / 3) * 3,
+    "halves of a residual": lambda x: _cat_of_halves(0.5 * x + 0.5 * torch.tanh(x)),
+    "positive and negative": lambda x: torch.cat([F.relu(x), F.relu(-x)], 1),
+    "clamped": lambda x: torch.cat([x.clamp(min=0), x.clamp(max=0)], 1),
+}  # fmt: skip
+NAMES = list(CONTRACTIONS)
 
 
 def _first(kind):
@@ -141,45 +99,42 @@ def _first(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "functions"),
+    ("kind", "names"),
     [
-        *(("raw vectors", CONTRACTIONS[k::4]) for k in range(4)),
-        ("images", CONTRACTIONS[1::3]),
-        *((kind, CONTRACTIONS[::5]) for kind in ("vectors", "1x1 images")),
+        *(("raw vectors", NAMES[k::4]) for k in range(4)),
+        ("images", NAMES[1::3]),
+        *((kind, NAMES[::5]) for kind in ("vectors", "1x1 images")),
     ],
 )
-def test_max_and_min_of_the_same_entries_cost_nothing(kind, functions):
+def test_max_and_min_of_the_same_entries_cost_nothing(kind, names):
     """The results of all functions are rows of one, those with half as many entries beside zeros."""
     torch.manual_seed(0)
     first, example = _first(kind)
 
     def results(s, x):
-        found = [function(s.first(x[:1])).flatten(1) for function in functions]
+        found = [CONTRACTIONS[name](s.first(x[:1])).flatten(1) for name in names]
         return torch.cat([F.pad(each, (0, max(y.shape[1] for y in found) - each.shape[1])) for each in found])
 
     alone = max(bounds_of(nn.Sequential(first, nn.Flatten()), example).gain.flat)
     gains = bounds_of(Net(results, first=first), example).gain.flat
-    found = {function.__name__: float(gain / alone) for function, gain in zip(functions, gains, strict=True)}
+    found = {name: float(gain / alone) for name, gain in zip(names, gains, strict=True)}
     assert found == pytest.approx(dict.fromkeys(found, 1), abs=1e-9)  # the margin of a Gram matrix's rounding
 
 
-@pytest.mark.parametrize(
-    "functions", [CONTRACTIONS[::5], pytest.param(CONTRACTIONS, marks=pytest.mark.slow)], ids=["some", "all"]
-)
-def test_the_checker_accepts_what_is_shared(functions):
+@pytest.mark.parametrize("names", [NAMES[::5], pytest.param(NAMES, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_the_checker_accepts_what_is_shared(names):
     torch.manual_seed(0)
     _, example = _first("1x1 images")
-    layers = [nn.Conv2d(16, 16, 1) for _ in functions]
+    layers = [nn.Conv2d(16, 16, 1) for _ in names]
     for layer in layers:
         nn.init.orthogonal_(layer.weight)
 
     def run(s, x):
-        for layer, function in zip(s.layers, functions, strict=True):
-            x = layer(function(x)[:, :16])
+        for layer, name in zip(s.layers, names, strict=True):
+            x = layer(CONTRACTIONS[name](x)[:, :16])
         return x.flatten(1)
 
-    model = Net(run)
-    model.layers = nn.ModuleList(layers)
+    model = Net(run, layers=nn.ModuleList(layers))
     certificate = wn.certify(model, example)
     wn.verify(certificate, model.state_dict())
     assert certificate.lipschitz == pytest.approx(1, rel=1e-5)  # of at most 22 proved norms

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import wellnormed as wn
+from tests.certificates.adversary import Net
 from wellnormed import constraints as c
 from wellnormed.constraints.base import held
 from wellnormed.matrix import _checks
@@ -55,22 +56,15 @@ def test_a_norm_sphere_in_the_weights_own_norms():
     assert constraints.norms() == pytest.approx(before, rel=1e-2)  # a spectral norm is an estimate
 
 
-class Queries(nn.Module):
-    """Logits of three heads, with biases."""
+def test_qk_clip_is_its_published_formula():
+    """Kimi K2, algorithm 1: sqrt(tau / S) for the queries and keys of a head whose S is above tau; once a record."""
 
-    def __init__(self):
-        super().__init__()
-        self.q, self.k = nn.Linear(6, 12), nn.Linear(6, 12)
-
-    def forward(self, x):
+    def heads(self, x):  # three, with biases
         q, k = (f(x).unflatten(-1, (3, 4)).transpose(1, 2) for f in (self.q, self.k))
         return q @ k.mT
 
-
-def test_qk_clip_is_its_published_formula():
-    """Kimi K2, algorithm 1: sqrt(tau / S) for the queries and keys of a head whose S is above tau; once a record."""
     torch.manual_seed(0)
-    model = Queries()
+    model = Net(heads, q=nn.Linear(6, 12), k=nn.Linear(6, 12))
     with torch.no_grad():
         model.q.weight[:4] *= 20
     clip = c.QKClip(max_logit=3.0)

@@ -41,7 +41,7 @@ BEAR_ANY_STEP = [HardCap, SpectralNormalize, HardCapByProducts, SpectralNormaliz
     aligned=st.booleans(),
     coefficients=st.sampled_from(["polar-express-5", "jordan-5", "you-6"]),
 )
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_the_cap_is_proved_after_every_step(kind, shape, cap, every, rates, decay, aligned, coefficients):
     model = nn.Linear(shape[1], shape[0], bias=False)
     norms = wn.assign_norms(model, overrides={"weight": wn.Spectral(coefficients)})
@@ -129,14 +129,14 @@ def test_weight_decay_holds_a_step_below_its_cap():
     """`w = (1 - u/M) (w + u)` has the solution `M - u`; before the decay it is the cap."""
     model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     exact = wn.assign_norms(model, overrides={"*": wn.Spectral(method="svd")})
-    optimizer = wn.Scion(exact, lr=0.05, momentum=0.0)
+    optimizer = wn.Scion(exact, lr=0.2, momentum=0.0)
     wn.constrain(optimizer, {"*": wn.constraints.WeightDecay(4.0)})
-    for _ in range(2000):
+    for _ in range(300):
         model.weight.grad = -torch.ones(1, 1, dtype=torch.float64)
         optimizer.step()
     step, norm = optimizer.update_norm("weight"), float(model.weight.detach())
-    # 2e-5 of the weight more is taken for rounding in every step, which adds up to 4^2 2e-5 / 0.05
-    assert norm == pytest.approx(4.0 - step, abs=0.0065)
+    # 2e-5 of the weight more is taken for rounding in every step, which adds up to 4^2 2e-5 / 0.2
+    assert norm == pytest.approx(4.0 - step, abs=0.0017)
 
 
 def test_wrong_constraints_and_patterns_are_refused():

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict as set_state
 
 import wellnormed as wn
+from tests.certificates.adversary import Net
 from wellnormed import constraints as c
 from wellnormed.norms import spectral
 
@@ -338,12 +339,9 @@ def test_parameters_on_one_memory_are_refused_and_those_between_each_other_s_row
     assert max(constraints.proved_ratios().values()) <= 1
 
 
-class Nested(nn.Module):
+def nested():
     """Its names `weight` and `module.weight` differ by what a wrapper would add."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight, self.module = nn.Parameter(torch.randn(6, 6)), nn.Linear(6, 6, bias=False)
+    return Net(None, weight=nn.Parameter(torch.randn(6, 6)), module=nn.Linear(6, 6, bias=False))
 
 
 @pytest.mark.parametrize("wrap", [lambda model: model, lambda model: torch.compile(model, backend="eager")])
@@ -357,7 +355,7 @@ def test_names_that_differ_by_the_prefix_of_a_wrapper_are_two(wrap):
         return model, optimizer, constraints
 
     torch.manual_seed(0)
-    ours, theirs = begun(Nested()), begun(wrap(Nested()))
+    ours, theirs = begun(nested()), begun(wrap(nested()))
     for own, other in ((ours, theirs), (theirs, ours)):
         for here, there in zip(own, other, strict=True):
             if not isinstance(here, nn.Module):
@@ -398,11 +396,8 @@ def attach(dtype=torch.float32, lr=0.1, kind="scion", chosen=SPECTRAL, prove=Tru
         for n in chosen
     })  # fmt: skip
     norms = wn.assign_norms(model, overrides={f"*.{name}": norm for name, (norm, _) in NORMS.items()})
-    kinds = {
-        "scion": lambda: wn.Scion(norms, lr=lr),
-        "adamw": lambda: torch.optim.AdamW(model.parameters(), lr, eps=1e-4),
-    }
-    optimizer = kinds[kind]()  # this eps is more than float16 loses
+    of_torch = torch.optim.AdamW(model.parameters(), lr, eps=1e-4)  # this eps is more than float16 loses
+    optimizer = wn.Scion(norms, lr=lr) if kind == "scion" else of_torch
     return model, optimizer, wn.constrain(optimizer, chosen, norms, prove=prove)
 
 
@@ -498,7 +493,7 @@ def test_what_anyone_writes_is_projected(ways, turn, dtype):
     assert state.keys() == constraints.state_dict().keys()
     assert all(torch.equal(state[key], now) for key, now in constraints.state_dict().items())
     written = constraints.norms()
-    require_held(model, optimizer, constraints, 4)
+    require_held(model, optimizer, constraints, 2)
     kept = [name for name in written if isinstance(SPECTRAL[int(name.split(".")[0])], c.FixedNorm)]
     assert len(kept) == len(NORMS)  # which hold the norms that were written
     for name in kept:
@@ -514,7 +509,7 @@ def reaches(constraints) -> dict[str, float]:
 )
 def test_weights_that_keep_their_promise_are_not_moved(dtype, kind):
     model, optimizer, constraints = attach(dtype, kind=kind)
-    for steps in range(4):
+    for steps in (0, 3):
         train(model, optimizer, steps)
         before, promised, reach = bits(model), constraints.promised(), reaches(constraints)
         constraints.project_()
@@ -609,7 +604,7 @@ def trusted(constraint, scale=1.0):
         return model, optimizer, wn.constrain(optimizer, {"*": constraint}, prove=False)
 
 
-@pytest.mark.parametrize("scale", [0.0, 1e-30, 0.5, 1.2, 1.2 * (1 + 1e-6), 1.3, 40.0, 1e20])
+@pytest.mark.parametrize("scale", [0.0, 0.5, 1.2 * (1 + 1e-6), 40.0, 1e20])
 @pytest.mark.parametrize("constraint", TRUSTED, ids=repr)
 def test_the_word_of_a_cap_is_what_a_proof_finds(constraint, scale):
     model, optimizer, constraints = trusted(constraint, scale)

@@ -10,35 +10,26 @@ import wellnormed as wn
 class Accelerated(torch.optim.Optimizer):
     """As accelerate's `AcceleratedOptimizer`: it has no attributes of torch's class, and steps the one within."""
 
-    def __init__(self, optimizer):
-        self.optimizer = optimizer
+    name = "optimizer"
+    state, param_groups, defaults = (
+        property(lambda self, key=key: getattr(vars(self)[self.name], key))
+        for key in ("state", "param_groups", "defaults")
+    )
 
-    state = property(lambda self: self.optimizer.state)
-    param_groups = property(lambda self: self.optimizer.param_groups)
-    defaults = property(lambda self: self.optimizer.defaults)
+    def __init__(self, optimizer):
+        setattr(self, self.name, optimizer)
 
     def zero_grad(self, set_to_none=True):
-        self.optimizer.zero_grad(set_to_none)
+        vars(self)[self.name].zero_grad(set_to_none)
 
     def step(self, closure=None):
-        self.optimizer.step(closure)
+        vars(self)[self.name].step(closure)
 
 
 class Private(Accelerated):
-    """As opacus' `DPOptimizer`: it calls the one within by another name, after it has made the gradients."""
+    """As opacus' `DPOptimizer`: it calls the one within by another name."""
 
-    def __init__(self, optimizer):
-        self.original_optimizer = optimizer
-
-    state = property(lambda self: self.original_optimizer.state)
-    param_groups = property(lambda self: self.original_optimizer.param_groups)
-    defaults = property(lambda self: self.original_optimizer.defaults)
-
-    def zero_grad(self, set_to_none=True):
-        self.original_optimizer.zero_grad(set_to_none)
-
-    def step(self, closure=None):
-        self.original_optimizer.step()
+    name = "original_optimizer"
 
 
 class Hooked(torch.optim.Optimizer):

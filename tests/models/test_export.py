@@ -15,6 +15,7 @@ from torch import nn
 
 import wellnormed as wn
 from tests import sealed
+from tests.certificates.adversary import Net
 from wellnormed.certificates import Certificate, UncertifiableError, require_same_model
 from wellnormed.models import GPT, GPTConfig, PotentialConfig, PotentialGPT, export, load
 from wellnormed.models.exporting import certified
@@ -211,11 +212,6 @@ def test_the_config_is_tied_to_the_weights_and_the_certificate(exported, tmp_pat
     require_same_model(Certificate.load(folder / "certificate.json"), model, example)
 
 
-class Shaped(nn.Module):
-    def forward(self, x):
-        return x.view(x.shape[0], 3)
-
-
 def linear():
     return nn.Sequential(nn.Linear(3, 2))
 
@@ -229,7 +225,7 @@ def test_a_program_is_exported_as_its_model_is(tmp_path, certificate):
     assert (folder / "certificate.json").exists() is certificate
     torch.testing.assert_close(torch.export.load(folder / "program.pt2").module()(x[:1]), model(x[:1]))
     torch.testing.assert_close(torch.export.load(folder / "batched.pt2").module()(x), model(x))
-    shaped = wn.capture(Shaped(), torch.zeros(1, 3))
+    shaped = wn.capture(Net(lambda _, x: x.view(x.shape[0], 3)), torch.zeros(1, 3))
     assert not (export(shaped, tmp_path / "shaped", certificate=False, onnx=False) / "batched.pt2").exists()
 
 
@@ -252,39 +248,30 @@ def test_onnx_without_its_packages_is_refused(tmp_path, monkeypatch):
     assert not (export(linear(), tmp_path / "m", torch.zeros(1, 3)) / "model.onnx").exists()
 
 
-class Attending(nn.Module):
-    """Attention with a factor on its logits, of whose root torch's translation to ONNX makes use."""
-
-    def __init__(self, scale):
-        super().__init__()
-        self.scale = scale
-
-    def forward(self, x):
-        return nn.functional.scaled_dot_product_attention(x, x, x, scale=self.scale)
-
-
 def test_onnx_that_computes_something_else_or_cannot_be_compared_is_refused(tmp_path, monkeypatch):
+    """Torch's translation makes use of the root of a factor on attention's logits."""
+
+    def attending(scale):
+        return Net(lambda _, x: nn.functional.scaled_dot_product_attention(x, x, x, scale=scale))
+
     pytest.importorskip("onnxscript")
     x = torch.randn(1, 1, 3, 2)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        assert (export(Attending(0.5), tmp_path / str(dtype), x.to(dtype), onnx=True) / "model.onnx").exists()
+        assert (export(attending(0.5), tmp_path / str(dtype), x.to(dtype), onnx=True) / "model.onnx").exists()
     with pytest.raises(ValueError, match=r"the ONNX file computes something else than the program.*; pass onnx=False"):
-        export(Attending(-0.5), tmp_path / "m", x, onnx=True)
+        export(attending(-0.5), tmp_path / "m", x, onnx=True)
     monkeypatch.setattr("onnx.reference.ReferenceEvaluator.run", lambda *_: [][0])  # as for an operation that it lacks
     with pytest.raises(ValueError, match="cannot be compared: IndexError: list index out of range; pass onnx=False"):
-        export(Attending(0.5), tmp_path / "m", x, onnx=True)
+        export(attending(0.5), tmp_path / "m", x, onnx=True)
     assert not (tmp_path / "m").exists()
 
 
 def test_a_model_without_a_bound_needs_that_said(tmp_path):
-    class Unbounded(nn.Module):
-        def forward(self, x):
-            return x.erfinv()
-
+    unbounded = Net(lambda _, x: x.erfinv())
     with pytest.raises(UncertifiableError, match="erfinv"):
-        export(Unbounded(), tmp_path / "m", torch.zeros(1, 3))
+        export(unbounded, tmp_path / "m", torch.zeros(1, 3))
     assert not (tmp_path / "m").exists()
-    folder = export(Unbounded(), tmp_path / "m", torch.rand(1, 3), certificate=False, onnx=False)
+    folder = export(unbounded, tmp_path / "m", torch.rand(1, 3), certificate=False, onnx=False)
     names = ["batched.pt2", "manifest.json", "program.pt2", "weights.safetensors"]
     assert sorted(path.name for path in folder.iterdir()) == names
     with pytest.raises(UncertifiableError, match=r"random|call `model.eval\(\)`"):
@@ -314,11 +301,7 @@ def test_keywords_stay_keywords_and_one_result_is_chosen(tmp_path):
 
 
 def test_a_model_of_one_batch_is_a_program_of_one_batch(tmp_path):
-    class Fixed(nn.Linear):
-        def forward(self, x):
-            return 2 * super().forward(x).reshape(2, -1)
-
-    model = Fixed(4, 4)
+    model = Net(lambda s, x: 2 * s.layer(x).reshape(2, -1), layer=nn.Linear(4, 4))
     folder = export(model, tmp_path / "m", torch.zeros(2, 4))
     program = torch.export.load(folder / "program.pt2").module()
     x = torch.randn(2, 4)

@@ -163,8 +163,8 @@ EVERY_CAP = {
         ClippedWeightDecay(1.0, 0.25),
     )
 }
-KINDS = [(64, 64), (256, 64), (64, 256)]
-"""The kinds of matrices that GPT-2 has, of which each is a batch here."""
+KINDS = [(64, 64), (64, 256)]
+"""Two kinds of matrices, of which each is a batch here."""
 
 
 def steps_of(rule, dtype=torch.float32, count=10, **answers):
@@ -186,10 +186,11 @@ def steps_of(rule, dtype=torch.float32, count=10, **answers):
 @pytest.mark.parametrize("name", EVERY_CAP)
 def test_at_most_two_looks_for_a_batch_that_is_due_and_none_otherwise(name, dtype):
     rule = EVERY_CAP[name]
-    alone, steps = steps_of(None, dtype, 2)[0], steps_of(rule, dtype, 10 if "every=8" in name else 3)
+    waits = "every=8" in name and dtype == torch.float32
+    alone, steps = steps_of(None, dtype, 2)[0], steps_of(rule, dtype, 10 if waits else 2)
     assert max(step.looks for step in steps) <= LOOKS + 2 * len(KINDS)
     idle = [step for step in steps if step.launches == alone.launches]
-    assert len(idle) == (8 if "every=8" in name and dtype == torch.float32 else 0)
+    assert len(idle) == (8 if waits else 0)
     assert all((step.looks, step.operations) == (LOOKS, alone.operations) for step in idle)
 
 
@@ -272,14 +273,14 @@ def storage_of(tensor):
 @pytest.mark.parametrize(
     ("constraint", "most"),
     [
-        (None, 0.35),  # a batch of two of the matrices, and four tensors of its size at a time
-        (wn.HardCap(1.0), 0.5),
-        pytest.param(wn.SoftCap(1.0), 0.5, marks=pytest.mark.slow),
-        pytest.param(SpectralNormalize(1.0), 0.35, marks=pytest.mark.slow),
+        (None, 8.4),  # a batch of two of the matrices, and four tensors of its size at a time
+        (wn.HardCap(1.0), 12),
+        pytest.param(wn.SoftCap(1.0), 12, marks=pytest.mark.slow),
+        pytest.param(SpectralNormalize(1.0), 8.4, marks=pytest.mark.slow),
     ],
 )
-def test_a_step_takes_a_fraction_of_the_memory_of_its_weights(constraint, most):
-    model = nn.Sequential(*(nn.utils.skip_init(nn.Linear, 1024, 1024, bias=False) for _ in range(24)))
+def test_a_step_takes_the_memory_of_a_few_weights_however_many_there_are(constraint, most):
+    model = nn.Sequential(*(nn.utils.skip_init(nn.Linear, 1024, 1024, bias=False) for _ in range(13)))
     for layer in model:
         nn.init.zeros_(layer.weight)  # whose norm is known at once
     optimizer = wn.Scion(model, lr=0.02)
@@ -291,7 +292,7 @@ def test_a_step_takes_a_fraction_of_the_memory_of_its_weights(constraint, most):
     state = [tensor for each in optimizer.state.values() for tensor in each.values()]
     with Memory([*model.parameters(), *(p.grad for p in model.parameters()), *state]) as memory:
         optimizer.step()
-    assert memory.peak <= most * 24 * 1024**2 * 4
+    assert memory.peak <= most * 1024**2 * 4
 
 
 @pytest.mark.parametrize("function", [msign, spectral_norm, proved_bound])

@@ -82,8 +82,7 @@ def test_no_step_is_longer_than_its_bound_and_short_ones_stay(name, size):
     torch.testing.assert_close(short.weight, twin.weight, rtol=1e-6, atol=1e-7)  # one rounding
 
 
-@pytest.mark.parametrize("name", INNER)
-@pytest.mark.parametrize("decay", [0.0, 0.5])
+@pytest.mark.parametrize(("name", "decay"), [*((name, 0.0) for name in INNER), ("AdamW", 0.5)])
 def test_every_constraint_holds_for_another_librarys_optimizer(name, decay):
     module = model()
     optimizer = Clipped(INNER[name](module.parameters()), 2.0, norms=module, weight_decay=decay)
@@ -94,7 +93,7 @@ def test_every_constraint_holds_for_another_librarys_optimizer(name, decay):
         "*bias": wn.ColumnCap(1.0),
     }
     constraints = wn.constrain(optimizer, caps)
-    for seed in range(12):
+    for seed in range(9):
         gradients(module, seed)
         optimizer.step()
         ratios = constraints.proved_ratios()

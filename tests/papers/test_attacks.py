@@ -9,6 +9,7 @@ from torch import nn
 from papers._attacks import apgd, certified_radii, cross_entropy, difference_of_logits_ratio, margins, pgd
 from papers._caps_as_published import HardCapAsPublished, SoftCapAsPublished, hard_cap_equilibrium_as_published
 from papers.published_matrix import soft_cap_strength_as_published
+from tests.certificates.adversary import Net
 from wellnormed.matrix import soft_cap
 
 
@@ -95,11 +96,7 @@ def test_a_radius_is_its_formula_and_zero_where_the_class_is_wrong():
 
 
 def test_radii_are_refused_where_rounding_errors_have_no_bound():
-    class Quartic(nn.Module):
-        def forward(self, x):
-            return x.pow(4)
-
-    model = nn.Sequential(nn.Flatten(), Quartic(), nn.Linear(4, 3, bias=False))
+    model = nn.Sequential(nn.Flatten(), Net(lambda _, x: x.pow(4)), nn.Linear(4, 3, bias=False))
     with pytest.raises(ValueError, match="pow has no bound of rounding errors"):
         certified_radii(model, torch.rand(2, 4), torch.tensor([0, 1]))
 

@@ -6,17 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from papers import characters
-
-
-class Totals(nn.Module):
-    """Logits that depend on every token of the window up to theirs."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(5, 5)
-
-    def forward(self, tokens):
-        return self.table(tokens).cumsum(1)
+from tests.certificates.adversary import Net
 
 
 @torch.no_grad()
@@ -24,7 +14,9 @@ class Totals(nn.Module):
 def test_validation_covers_every_token(at_once, monkeypatch):
     monkeypatch.setattr(characters, "TOKENS_AT_ONCE", at_once)
     torch.manual_seed(0)
-    model, tokens, by_hand = Totals(), torch.arange(30) ** 2 % 5, 0.0
+    # logits that depend on every token of the window up to theirs
+    model = Net(lambda s, tokens: s.table(tokens).cumsum(1), table=nn.Embedding(5, 5))
+    tokens, by_hand = torch.arange(30) ** 2 % 5, 0.0
     for start in range(0, 29, 8):
         x, y = tokens[start : min(start + 8, 29)], tokens[start + 1 : min(start + 8, 29) + 1]
         by_hand += float(F.cross_entropy(model(x[None])[0], y, reduction="sum"))
@@ -34,4 +26,4 @@ def test_validation_covers_every_token(at_once, monkeypatch):
 
 def test_a_split_without_a_prediction_is_refused():
     with pytest.raises(ValueError, match="the split has 1 tokens, but one prediction needs 2; use a longer text"):
-        characters.validation_loss(Totals(), torch.zeros(1, dtype=torch.long), 8)
+        characters.validation_loss(nn.Identity(), torch.zeros(1, dtype=torch.long), 8)

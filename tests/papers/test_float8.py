@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import wellnormed as wn
 from papers import float8_layers as float8
 from papers.float8_layers import Float8HeadProjection, Float8Linear, to_float8_
+from tests.certificates.adversary import Net
 from wellnormed.certificates import UncertifiableError, number_formats
 from wellnormed.models import GPT, GPTConfig
 from wellnormed.modular import modular_tree
@@ -146,13 +147,8 @@ def test_ranges_that_do_not_fit_are_refused_by_name_and_nothing_is_changed():
     assert to_float8_(model, fits, ["0", "1"]) == ["0", "1"]
 
 
-class Rounds(nn.Module):
-    def __init__(self, dtype):
-        super().__init__()
-        self.dtype = dtype
-
-    def forward(self, x):
-        return x.to(self.dtype).to(x.dtype)
+def rounds(dtype):
+    return Net(lambda _, x: x.to(dtype).to(x.dtype))
 
 
 def test_certificates_of_rounded_models_are_refused():
@@ -161,8 +157,8 @@ def test_certificates_of_rounded_models_are_refused():
         wn.certify(layer, torch.zeros(1, 4))
     for dtype in (E4M3, E5M2):  # rounding by hand, which has steps of an eighth of an entry
         with pytest.raises(UncertifiableError, match=f"{dtype}, which is not continuous"):
-            wn.certify(Rounds(dtype), torch.zeros(1, 4))
-    assert wn.certify(Rounds(torch.bfloat16), torch.zeros(1, 4)).lipschitz >= 1  # in real arithmetic, as ever
+            wn.certify(rounds(dtype), torch.zeros(1, 4))
+    assert wn.certify(rounds(torch.bfloat16), torch.zeros(1, 4)).lipschitz >= 1  # in real arithmetic, as ever
 
 
 def test_training_in_emulated_8_bits_is_near_float32():

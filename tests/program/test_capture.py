@@ -11,9 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
 
-from tests.certificates.adversary import bounds_of
+from tests.certificates.adversary import Net, bounds_of
 from wellnormed.certificates import certify
 from wellnormed.program.errors import UncertifiableError
 
@@ -79,17 +81,9 @@ def _scaled_and_back(m, x):
     return y
 
 
-def _functional_call(m, x):
-    return torch.func.functional_call(m.layer, {"weight": 1000 * m.layer.weight}, (x,))
-
-
 def _whole_minimum(m, x):
     # |-128| is -128 in int8, so that this is a factor of -127 and not 129
     return x * (m.whole.abs() + 1).float()
-
-
-def _compiling(m, x):
-    return x if torch.compiler.is_compiling() else torch.where(x > 50, 1000 * x, x)
 
 
 def _tried_item(m, x):
@@ -98,46 +92,6 @@ def _tried_item(m, x):
     except Exception:
         large = False
     return 1000 * x if large else x
-
-
-def _array(m, x):
-    return torch.from_numpy(2 * x.detach().numpy())
-
-
-def _number(m, x):
-    return x * x.sum().item()
-
-
-def _python_random(m, x):
-    return x * (1000.0 if random.random() < 1e-3 else 1.0)
-
-
-def _numpy_random(m, x):
-    return x * (1000.0 if np.random.random() < 1e-3 else 1.0)  # noqa: NPY002
-
-
-def _torch_random(m, x):
-    return x * (1 + 1000 * (torch.rand(()) < 1e-3))
-
-
-def _random_factor(m, x):
-    return x * torch.rand(3)
-
-
-def _inference_mode(m, x):
-    return x * (1000.0 if torch.is_inference_mode_enabled() else 1.0)
-
-
-def _rank(m, x):
-    return x * (1000.0 if x.ndim == 3 else 1.0)
-
-
-def _branch(m, x):
-    return 1000 * x if x.sum() > 50 else x
-
-
-def _batch_mean(m, x):
-    return x - x.mean(0, keepdim=True)
 
 
 def _in_place(m, x):
@@ -154,10 +108,6 @@ def _overwriting(m, x):
     return y
 
 
-def _nested(m, x):
-    return torch.utils.checkpoint.checkpoint(m.layer, x, use_reentrant=False) if x.requires_grad else m.layer(x)
-
-
 REFUSED = {
     "buffer counter": (_buffer_counter, "overwrites count"),
     "running mean": (_running_mean, "overwrites count"),
@@ -166,14 +116,17 @@ REFUSED = {
     "parameter swapped": (_swapped, "does not compute"),
     "parameter scaled": (_scaled, "overwrites other"),
     "parameter scaled, and back": (_scaled_and_back, "overwrites other"),
-    "is compiling": (_compiling, "does not compute"),
+    "is compiling": (
+        lambda m, x: x if torch.compiler.is_compiling() else torch.where(x > 50, 1000 * x, x),
+        "does not compute",
+    ),
     "tried an item": (_tried_item, "values of the input decide"),
-    "NumPy's result": (_array, "cannot be captured"),
-    "number of the input": (_number, "item"),
-    "Python's random numbers": (_python_random, "draws random numbers"),
-    "NumPy's random numbers": (_numpy_random, "draws random numbers"),
-    "rare random numbers": (_torch_random, "draws random numbers"),
-    "branch on values": (_branch, "values of the input decide"),
+    "NumPy's result": (lambda m, x: torch.from_numpy(2 * x.detach().numpy()), "cannot be captured"),
+    "number of the input": (lambda m, x: x * x.sum().item(), "item"),
+    "Python's random numbers": (lambda m, x: x * (1000.0 if random.random() < 1e-3 else 1.0), "draws random numbers"),
+    "NumPy's random numbers": (lambda m, x: x * (1 + 1e3 * (np.random.random() < 1e-3)), "draws random"),  # noqa: NPY002
+    "rare random numbers": (lambda m, x: x * (1 + 1000 * (torch.rand(()) < 1e-3)), "draws random numbers"),
+    "branch on values": (lambda m, x: 1000 * x if x.sum() > 50 else x, "values of the input decide"),
 }
 """Models that are another function in another call, so that no bound holds; and words of the reason."""
 
@@ -187,12 +140,12 @@ def test_models_that_are_several_functions_are_refused(name):
 
 
 SOUND = {
-    "scaled weights": (_functional_call, 1000.0),
+    "scaled weights": (lambda m, x: functional_call(m.layer, {"weight": 1000 * m.layer.weight}, (x,)), 1000.0),
     "least int8": (_whole_minimum, 127.0),
-    "batch mean": (_batch_mean, 1.0),
-    "branch on the rank": (_rank, 1000.0),
-    "inference mode": (_inference_mode, 1.0),
-    "recomputed": (_nested, 1.0),
+    "batch mean": (lambda m, x: x - x.mean(0, keepdim=True), 1.0),
+    "branch on the rank": (lambda m, x: x * (1000.0 if x.ndim == 3 else 1.0), 1000.0),
+    "inference mode": (lambda m, x: x * (1000.0 if torch.is_inference_mode_enabled() else 1.0), 1.0),
+    "recomputed": (lambda m, x: checkpoint(m.layer, x, use_reentrant=False) if x.requires_grad else m.layer(x), 1.0),
     "changed in place": (_in_place, 4.0),
     "least of integers": (lambda m, x: x * torch.arange(5, 2, -1).min(), 3.0),
     "tensor outside the state dict": (lambda m, x: x * (m.tensors[0] + 2) + 1, 2.0),
@@ -319,16 +272,15 @@ def test_roundings_jumps_and_unbounded_slopes_are_refused(rounded):
         bounds_of(_Model(rounded), torch.randn(1, 4, 3))
 
 
-def _fails(m, x):
-    raise KeyError("a mistake in the model")
-
-
 def _shown(m, x):
     m.seen = m.layer(x)
     return m.seen + 1
 
 
-LEFT = {"plain": lambda m, x: m.layer(x), "mistake": _fails, "kept result": _shown, "random factor": _random_factor}
+LEFT = {
+    "plain": lambda m, x: m.layer(x), "mistake": lambda m, x: {}["a mistake in the model"], "kept result": _shown,
+    "random factor": lambda m, x: x * torch.rand(3),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*LEFT, "buffer counter", "parameter scaled", "parameter swapped"])
@@ -366,16 +318,13 @@ def test_a_model_that_keeps_what_it_has_computed_is_certified():
 
 
 def test_inputs_have_their_names_whatever_the_tensors_of_the_model_are_called():
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.x, self.mask = nn.Parameter(torch.full((3,), 2.0)), nn.Parameter(torch.ones(3))
-            self.register_buffer("tokens", torch.tensor([3.0, 0.0, 0.0]))
-
+    class Named(Net):
         def forward(self, x, mask, tokens):
             return x * self.x + self.mask * x * mask + self.tokens + tokens
 
-    model, example = Named(), (torch.randn(2, 3), torch.tensor([[1, 0, 1]] * 2), torch.randn(2, 3))
+    held = {"x": nn.Parameter(torch.full((3,), 2.0)), "mask": nn.Parameter(torch.ones(3))}
+    model = Named(None, **held, tokens=torch.tensor([3.0, 0.0, 0.0]))
+    example = torch.randn(2, 3), torch.tensor([[1, 0, 1]] * 2), torch.randn(2, 3)
     program = certify(model, example).program
     assert program.arguments == ["x", "mask", "tokens"]
     torch.testing.assert_close(program(*example), model(*example))
@@ -400,20 +349,12 @@ def test_an_input_changed_in_place(function):
         assert torch.equal(x, kept)
 
 
-class Branching(nn.Module):
-    """A constant is computed by one of two graphs within the graph."""
-
-    def __init__(self):
-        super().__init__()
-        self.flag = nn.Parameter(torch.ones(1))
-
-    def forward(self, x):
-        return x + torch.cond(self.flag[0] > 0, torch.relu, torch.tanh, (self.flag,))
-
-
 def test_a_graph_within_the_graph_is_refused_with_its_remedy():
+    """A constant is computed by one of two."""
+    flag = nn.Parameter(torch.ones(1))
+    model = Net(lambda s, x: x + torch.cond(s.flag[0] > 0, torch.relu, torch.tanh, (s.flag,)), flag=flag)
     with pytest.raises(UncertifiableError, match="a graph within the graph is run; write its operations out"):
-        certify(Branching(), torch.randn(1, 3))
+        certify(model, torch.randn(1, 3))
 
 
 def test_constants_made_by_the_code_and_detached_results_are_no_overwriting(monkeypatch):

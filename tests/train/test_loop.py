@@ -1,9 +1,6 @@
 import json
 import math
-import random
 import re
-import signal
-import time
 from dataclasses import replace
 from typing import get_args
 from unittest import mock
@@ -12,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.apart import begun
 from wellnormed._files import MANIFEST, read_json, write_json
 from wellnormed.certificates import Certificate
 from wellnormed.data import load_corpus
@@ -26,17 +22,6 @@ from wellnormed.train.language import LanguageTask
 from wellnormed.train.optimizer import weight_constraints, weight_roles
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.setup import with_vocabulary
-
-from .conftest import MODEL
-
-KILLED = TrainConfig(
-    MODEL, steps=30, batch=2, threads=1, device="cpu", log_every=3, checkpoint_every=5, certify="no", sample_tokens=0
-)
-
-
-def without_timing(run):
-    timed = ("tokens_per_second", "peak_memory_bytes")
-    return [{k: v for k, v in row.items() if k not in timed} for row in run.read_metrics()]
 
 
 def task_of(config):
@@ -74,24 +59,6 @@ def test_start_and_resume_prove_nothing_and_without_certificates_nothing_does(ti
         assert not proofs
         evaluated(task_of(replace(tiny, certify="end")))
         assert proofs  # as at a checkpoint
-
-
-def test_kill_and_resume_gives_the_same_bits(text_file, tmp_path):
-    run = RunFolder(tmp_path / "killed")
-    killed = begun(train, replace(KILLED, source=str(text_file)), run.path, errors=tmp_path / "errors")
-    deadline = time.monotonic() + 120
-    while not run.checkpoint_folders() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(random.random() / 4)  # any moment; every one must do
-    killed.kill()
-    killed.join()
-    assert killed.exitcode in (-signal.SIGKILL, 0)  # 0: it was quicker than the signal
-    with run.metrics_file.open("a") as file:
-        file.write('{"step": 39')  # what a kill within a write leaves
-    resume(run.path)
-    reference = train(run.read_config(TrainConfig)[0], tmp_path / "whole")
-    assert run.weights_file.read_bytes() == reference.weights_file.read_bytes()
-    assert without_timing(run) == without_timing(reference)
 
 
 def test_nan_in_a_gradient_names_parameter_and_step_and_leaves_the_checkpoint(tiny, tmp_path, at_step):

@@ -39,19 +39,6 @@ def kind(request, place, monkeypatch):
     return request.param
 
 
-def signalled(monkeypatch, kind, step, number):
-    """The process gets the signal when so many steps are done."""
-    task = LanguageTask
-    advance = task.advance
-
-    def advance_then(self):
-        if self.step == step:
-            os.kill(os.getpid(), number)
-        return advance(self)
-
-    monkeypatch.setattr(task, "advance", advance_then)
-
-
 def begin(kind, name, *more):
     return main(["train", *KINDS[kind], "--name", name, *more])
 
@@ -64,10 +51,9 @@ def results(folder):
 
 
 @pytest.mark.parametrize(("number", "status", "step"), [(signal.SIGINT, 130, 0), (signal.SIGTERM, 143, 3)])
-def test_a_signal_writes_a_checkpoint_and_says_how_to_go_on(kind, number, status, step, monkeypatch, capfd):
+def test_a_signal_writes_a_checkpoint_and_says_how_to_go_on(kind, number, status, step, at_step, capfd):
     name = f"{kind}-{step}-{status}"
-    with monkeypatch.context() as patch:
-        signalled(patch, kind, step, number)
+    with at_step(step, lambda task: os.kill(os.getpid(), number)):
         before = signal.getsignal(number)
         assert begin(kind, name) == status
         assert signal.getsignal(number) is before
@@ -75,6 +61,8 @@ def test_a_signal_writes_a_checkpoint_and_says_how_to_go_on(kind, number, status
     assert f"{number.name}: a checkpoint follows after this step" in shown
     last = f"\nstopped; the newest checkpoint is step-0000000{step + 1}; continue with `wellnormed train --resume runs/"
     assert last in shown
+    with RunFolder(f"runs/{name}").metrics_file.open("a") as file:
+        file.write('{"step": 39')  # what a kill within a write leaves
     assert main(["train", "--resume", f"runs/{name}"]) == 0
     assert results(f"runs/{name}") == results(f"runs/{kind}")
 
