@@ -97,6 +97,7 @@ class Constraints:
         self._steps: Bounds = step_bounds(optimizer, constrained)  # the bounds that were checked last
         self._seen: Bounds = {}  # what constraints see of them
         self._still: set[str] = set()  # the parameters whose coming step has length 0
+        self._resumed: dict[str, float] = {}  # the bounds of a state, for weights that are loaded after it
         self._hooks: tuple[RemovableHandle, ...] = ()
         self._place()
         enforcing.check(constrained, self._steps)
@@ -241,7 +242,7 @@ class Constraints:
         for name, tensor in here.items():
             tensor.copy_(saved[name])
         for name, c in self._waiting().items():
-            c.reach = float(here[name])
+            self._resumed[c.name] = c.reach = float(here[name])
         enforcing.restore(self._constrained, self._proved(self._constrained if self._prove else []), self._placement)
         self._remember()
 
@@ -291,10 +292,13 @@ class Constraints:
         self._settings = settings
         self._stepping = {c.name for c in self._constrained if c.parameter.grad is not None}
         if written:
+            for c in self._constrained:
+                c.reach = self._resumed.get(c.name, c.reach) if changes[c.name] else c.reach
             self._take_over([c for c in self._constrained if changes[c.name] == WRITTEN])
             doubted = [c for c in self._constrained if changes[c.name] == DOUBTED]
             enforcing.restore(doubted, self._proved(doubted), self._placement)
             self._remember()
+        self._resumed = {}
         begun = self._stepping - self._still
         if early := [c for c in self._constrained if c.constraint.acts_before and c.name in begun]:
             enforcing.begin_step(early, self._placement)
