@@ -18,7 +18,7 @@ HEAD = """# Experiments of the four papers, one command each
 ```sh
 python -m papers --list                  # every experiment: cells, cost, verdicts
 python -m papers rates                   # minutes on two cores
-python -m papers rates --list            # its cells, their state and seconds
+python -m papers rates --list            # its cells, as --only takes them, and seconds
 python -m papers rates --dry-run         # what would run, and how long it took before
 python -m papers rates --only seed=0     # some of them
 python -m papers rates --preset paper    # the paper's own setting, on whatever it needs

@@ -44,18 +44,15 @@ class Reproduce:
 
         from papers import reproduce
 
-        if self.list:
-            if self.name is None:
-                Console().print(reproduce.overview(self.folder))
-            else:
-                Console().print(reproduce.states(self.name, self.preset, self.folder))
+        if self.list and self.name is None:
+            Console().print(reproduce.overview(self.folder))
             return 0
         if self.name is None:
             raise ValueError("name the experiment, or pass --list to see all")
-        if self.dry_run:
-            Console().print(
-                reproduce.plan(self.name, self.preset, self.folder, self.only), highlight=False, soft_wrap=True
-            )
+        if self.list or self.dry_run:
+            where = self.name, self.preset, self.folder
+            said = reproduce.states(*where) if self.list else reproduce.plan(*where, self.only)
+            Console().print(said, highlight=False, soft_wrap=True, markup=False)
             return 0
         device = str(device_of(self.device)) if self.cluster is None else self.device  # a cluster has other devices
         arguments = {key: value for key, value in vars(self).items() if key not in ("list", "dry_run")}

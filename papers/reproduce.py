@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
+from shlex import join
 from typing import Any, get_args
 
 from rich.box import SIMPLE_HEAD
@@ -119,10 +120,10 @@ def overview(folder: Path = FOLDER) -> Printed:
     The minutes are those of the finished cells, and of all, as far as these tell.
     """
     printed = Printed(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for column in ("experiment", "preset", "cells", "cost"):
-        printed.add_column(column, no_wrap=True, overflow="fold")
-    printed.add_column("source")
-    printed.add_column("verdicts")
+    for column in ("experiment", "preset", "cells"):
+        printed.add_column(column, no_wrap=True)
+    for column in ("cost", "source", "verdicts"):
+        printed.add_column(column)
     for name in MODULES:
         experiment = load(name)
         for preset in get_args(Preset):
@@ -138,20 +139,19 @@ def overview(folder: Path = FOLDER) -> Printed:
     return printed
 
 
-def states(name: str, preset: Preset, folder: Path = FOLDER) -> Printed:
-    """Every cell of an experiment, by its fields: whether it has its row, and its seconds as far as rows tell."""
+def states(name: str, preset: Preset, folder: Path = FOLDER) -> str:
+    """A line for each cell: whether it has its row, its seconds as far as rows tell, its fields as for `--only`."""
     experiment = load(name)
     cells = experiment.cells(preset)
     rows, _ = Table(folder / f"{name}-{preset}" / "rows.jsonl").read()
     left = {cell for chunk in missing(experiment, cells, rows) for cell in chunk}
-    printed = Printed("state", "seconds", *vars(cells[0]), box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for cell, seconds in zip(cells, seconds_of(cells, rows), strict=True):
-        printed.add_row(
-            "missing" if cell in left else "finished",
-            "" if seconds is None else f"{seconds:.0f}",
-            *map(str, vars(cell).values()),
-        )
-    return printed
+    fields = [[f"{key}={value}" for key, value in vars(cell).items()] for cell in cells]
+    shared = set(fields[0]).intersection(*fields)
+    lines = [f"in all cells: {join(field for field in fields[0] if field in shared)}"]
+    for cell, given, seconds in zip(cells, fields, seconds_of(cells, rows), strict=True):
+        said = "missing " if cell in left else "finished", "" if seconds is None else f"{seconds:.0f} s"
+        lines.append(f"{said[0]}  {said[1]:>7}  {join(field for field in given if field not in shared)}")
+    return "\n".join(lines)
 
 
 def _printed(verdicts: Sequence[Verdict]) -> Printed:

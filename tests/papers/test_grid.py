@@ -251,13 +251,15 @@ def test_a_full_disk_leaves_the_table_as_it_was(tmp_path, monkeypatch):
     assert table.path.read_bytes() == before
 
 
-def test_the_command_lists_and_refuses(inline, folder, capsys):
+def test_the_command_lists_and_refuses(inline, folder, capsys, monkeypatch):
     run(folder)
+    monkeypatch.setenv("COLUMNS", "60")
     assert main(["--list", "--folder", str(folder)]) == 0
-    printed = capsys.readouterr().out
-    assert "toy" in printed
-    assert "6/6" in printed
-    assert "0/100" in printed
+    lines = capsys.readouterr().out.splitlines()
+    printed = " ".join(lines)
+    assert max(map(len, lines)) <= 60
+    assert all(text in printed for text in ["toy", "6/6", "0/100", "verdicts", *_experiment.MODULES])
+    assert "…" not in printed
     assert main(["tyo", "--folder", str(folder)]) == 2
     assert "did you mean toy" in capsys.readouterr().err
     assert main([]) == 2
@@ -272,8 +274,8 @@ def test_cells_are_chosen_and_listed_by_their_fields(inline, folder, capsys):
     assert main(["toy", "--only", "value=1,4", "seed=0", "--folder", str(folder)]) == 0
     assert squares(folder) == {1: 1, 4: 16}
     assert main(["toy", "--list", "--folder", str(folder)]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip().startswith(("fin", "miss"))]
-    assert [line[2] for line in lines if line[0] == "finished"] == ["1", "4"]  # after the seconds
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("fin", "miss"))]
+    assert [line[-1] for line in lines if line[0] == "finished"] == ["value=1", "value=4"]
     assert len(lines) == 6
     for condition, named in (("value=3", "value=3"), ("velue=1", "velue=1")):
         assert main(["toy", "--only", condition, "--folder", str(folder)]) == 2
