@@ -115,6 +115,15 @@ SETTINGS: dict[tuple[Preset, Data], tuple[Setting, ...]] = {
         CIFAR._replace(
             steps=40_000, hidden=DEEP, temperature=1.0, annealing=5.0, rounded=True, aims=((36 / 255, 0.57),)
         ),
+        CIFAR._replace(
+            steps=40_000,
+            hidden=DEEP,
+            offset=2 * ROOT,
+            temperature=1.0,
+            annealing=5.0,
+            rounded=True,
+            aims=((1.0, 0.22),),
+        ),
     ),
     ("cpu", "mnist"): (
         MNIST,
