@@ -1202,9 +1202,9 @@ def with_files(changes: dict[str, Any], *limit: Any, **settings: Any) -> str:
             return str(check(folder, **settings))
 
 
-def limited(name: str, *limit: Any) -> Report:
-    """The report on a document where a limit of the kernel is so small."""
-    with limits(*limit):
+def limited(name: str, limit: str, most: float) -> Report:
+    """The report on a document where a limit of the kernel is so small, rounded down."""
+    with limits(limit, int(most)):
         return accepted(name, {})
 
 
