@@ -91,6 +91,21 @@ def test_no_logit_is_beyond_the_number_after_any_step(name, make):
     assert {*constraints.caps()} <= {promise.name for promise in always.promises}
 
 
+def test_print_says_which_weights_are_shrunk_at_once():
+    torch.manual_seed(0)
+    model = MODELS["two layers"]()
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    printed = {}
+    for most in (1000.0, 1.0):
+        constraints = wn.constrain(wn.Scion(model), largest_logit=most, example_input=TOKENS)
+        printed[most] = re.search(r"(?m)^at once the caps shrink (\d+) weights", str(constraints))
+        constraints.remove()
+        if most == 1000.0:
+            assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
+    shrunk = [name for name, weight in model.named_parameters() if not torch.equal(before[name], weight)]
+    assert (printed[1000.0], int(printed[1.0][1])) == (None, len(shrunk))
+
+
 @pytest.mark.parametrize("asked", ["largest_logit", "lipschitz"])
 def test_a_search_proves_no_walk_again_for_its_own_caps(asked, monkeypatch):
     blocks, layers = blocks_of(Attention()), nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))

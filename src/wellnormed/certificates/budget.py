@@ -55,10 +55,8 @@ class Budget(ProvedCaps):
 
     what = "constant"
 
-    def __init__(
-        self, *given: Any, words: str, costs: Caps, every: int, moved: Sequence[str], rectified: bool, **proved: Any
-    ) -> None:
-        self._words, self._every, self._moved, self._rectified = words, every, moved, rectified
+    def __init__(self, *given: Any, words: str, costs: Caps, every: int, rectified: bool, **proved: Any) -> None:
+        self._words, self._every, self._rectified = words, every, rectified
         self._count = torch.zeros((), dtype=torch.int64)
         self._costs = {name: torch.tensor(cost, dtype=torch.float64) for name, cost in costs.items()}
         constrained: tuple[Constrained, ...] = given[1]
@@ -70,9 +68,10 @@ class Budget(ProvedCaps):
         """The caps, and the shares of the constant and of the loss that each has: at the best caps these agree."""
         costs, saved = ({name: float(x) for name, x in each.items()} for each in (self._costs, self._saved))
         total, most = (sum(map(abs, each.values())) or 1.0 for each in (costs, saved))
-        rows = [("parameter", "constraint", "of log L", "of the loss")]
+        rows, caps = [("parameter", "constraint", "of log L", "of the loss")], self.caps()
         for name, text in self.shown().items():
             pays = costs.get(name, 0.0) > 0
+            text = f"free up to {FREE:g}" if not pays and caps.get(name) == FREE else text
             rows.append(
                 (name, text, f"{costs[name] / total:.0%}", f"{saved[name] / most:.0%}")
                 if pays
@@ -183,11 +182,15 @@ def in_both(most: float, unit: Unit, rows: Sequence[Row]) -> dict[Unit, Decimal]
 
 def _too_small(lipschitz: float, error: BudgetError) -> str:
     """The message for a constant that is too small: the smallest possible one, and which operations prevent less."""
-    largest = sorted(factors(error.rows), key=lambda each: -each[1])[:3] if error.rows else []
+    steep = [each for each in factors(error.rows) if each[1] > 0.05] if error.rows else []
+    largest = sorted(steep, key=lambda each: -each[1])[:3]
     least = shown(error.least) if error.rows else "not proved"
     words = ", ".join(f"{row.name} ({row.operation}) by {shown(10**factor, '.3g')}" for row, factor in largest)
+    remedy = "wn.initialize_(model) begins again with weights of norm 1"
+    if any(row.operation == "normalization" for row, _ in largest):
+        remedy = "A norm layer multiplies by up to 1 / sqrt(eps): wn.calibrate(model, data) puts a floor under it"
     return (
-        f"constrain: lipschitz={lipschitz} is less than this model can have: with caps of {LEAST:g} of the norms at "
-        f"the start its constant is {least}. What multiplies it most: {words}. A norm layer multiplies by up to "
-        "1 / sqrt(eps): wn.calibrate(model, data) puts a floor under it; frozen weights and tables keep their size"
+        f"constrain: lipschitz={lipschitz} is less than these weights can be shrunk to: with {LEAST:g} of their norms "
+        f"as caps the constant is {least}. What multiplies it most: {words}. {remedy}; frozen weights and tables keep "
+        "their size"
     )

@@ -16,7 +16,7 @@ from wellnormed._modes import evaluating
 from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
 from wellnormed.certificates.arguments import example_of, unwrapped
 from wellnormed.certificates.budget import Budget, caps_of_constant, in_both
-from wellnormed.certificates.cost import cost_of
+from wellnormed.certificates.cost import cost_of, shrunk
 from wellnormed.certificates.logits import Logits, for_most_inputs, logit_caps
 from wellnormed.certificates.printing import only_relu
 from wellnormed.certificates.promising import any_entries, promise_of
@@ -84,6 +84,7 @@ def constrain_to(
     names = {a.name: tuple(name for name, p in named if p is a.parameter) for a in assignment}
     bounded: list[Within] = []
     kinds: dict[str, type[HardCap | ColumnCap | EntryCap]] = {}
+    norms_now: dict[str, float] = {}
     start: dict[str, float] = {}
     with _evaluating(model) as evaluated:
 
@@ -97,7 +98,8 @@ def constrain_to(
                 elif constraint is None:
                     kinds[a.name], norm = _kind(a)
                     least = 0.25 if asked.of_logits and isinstance(norm, BiasRMS) else 1.0
-                    start[a.name] = max(least, float(norm.upper_bound(whole(a.parameter.detach()))))
+                    norms_now[a.name] = float(norm.upper_bound(whole(a.parameter.detach())))
+                    start[a.name] = max(least, norms_now[a.name])
                     capped[a.name] = Capped(norm, shape, names[a.name])
                 elif norm is not None and constraint.bound is not None:
                     promises |= {name: promise_of(name, norm, constraint.bound, shape) for name in names[a.name]}
@@ -115,12 +117,11 @@ def constrain_to(
     if asked.of_logits:
         within = for_most_inputs(within, start)
         caps = logit_caps(optimizer, {a.name: a.parameter for a in assignment}, within, start, asked.most)
-        make = Logits
+        moves = shrunk(norms_now, caps)
+        make = partial(Logits, moved=[moves] if moves else [])
     else:
         within.measured_by(partial(constant_of, unit=asked.unit))
         caps, costs, free = caps_of_constant(within, start, asked.most)
-        with_caps = [a for a in assignment if a.name in caps]
-        norms_now = {a.name: float(_kind(a)[1].upper_bound(whole(a.parameter.detach()))) for a in with_caps}
         numbers = in_both(asked.most, asked.unit, rows)
         cost = cost_of(within, start, caps, free, norms_now, float(numbers["rms"]))
         cost.judge(asked.most, asked.accept_small_range)
@@ -128,7 +129,7 @@ def constrain_to(
         none = shown(slope(rows[-1], entries_of(rows, asked.unit)), ".3g")  # within caps that are the norms now
         tables = [name for name, cap in within.tables().items() if norms_now[name] > cap]
         but = f" but {', '.join(tables)}, whose rows radius= or box= bounds" if tables else ""
-        moved = [cost.moves, f"(lipschitz={none} would shrink none{but})"] if cost.moved else []
+        moved = [cost.moves, f"(lipschitz={none} would shrink none{but})"] if cost.moves else []
         shown_first = {"words": words, "moved": moved, "rectified": only_relu(rows)}
         make = partial(Budget, costs=costs, every=asked.move_every, **shown_first)
     make = partial(make, within=within, asked=float(asked.most), caps=caps, fixed=fixed)

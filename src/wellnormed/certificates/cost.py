@@ -30,10 +30,8 @@ class Cost:
     """The largest change with the norms at the start (at least 1 each) as caps, or allowed by the constant if less."""
     after: float
     """The largest change within the caps."""
-    moved: int
-    """How many parameters lie above their caps."""
-    most: str
-    """The parameter that is moved most, with its norm and its cap."""
+    moves: str
+    """Which weights are projected as soon as the caps are attached; empty if none is above its cap."""
 
     @property
     def share(self) -> float:
@@ -58,16 +56,11 @@ class Cost:
         if self.share < SMALL_SHARE:
             warn(f"constrain: lipschitz={lipschitz} costs range: {self}. {remedy}")
 
-    @property
-    def moves(self) -> str:
-        """Which weights are projected as soon as the caps are attached; empty if none is above its cap."""
-        return f"at once the caps shrink {self.moved} weights{self.most}" if self.moved else ""
-
     def __str__(self) -> str:
         after, share = shown(self.after, ".3g"), shown(self.share, ".2g")
         return (
-            f"two inputs change the result by an RMS of at most {after}, {share} of what it could be, for norm layers, "
-            f"and all else that is steep and has a small range, take the rest{self.moves and '; '}{self.moves}"
+            f"two inputs change the result by an RMS of at most {after}, {share} of what it could be: norm layers, and "
+            f"all else that is steep and has a small range, cost the rest{self.moves and '; '}{self.moves}"
         )
 
 
@@ -87,8 +80,17 @@ def cost_of(within: Within, start: Caps, caps: Caps, free: Collection[str], norm
         last = within.rows({**these, **dict.fromkeys(free, _TINY)})[-1]
         return min(float(largest_rms(last, "gain")) * within.distance, 2 * float(largest_rms(last, "radius")))
 
-    above = {name: norms[name] / cap for name, cap in caps.items() if norms[name] > cap}
-    most = max(above, key=above.__getitem__, default="")
-    words = f", the most {most}, of norm {shown(norms[most], '.3g')} for {shown(caps[most], '.3g')}" if most else ""
     before = min(reach({**start, **within.tables()}), lipschitz * within.distance)
-    return Cost(before, reach(caps), len(above), words)
+    return Cost(before, reach(caps), shrunk(norms, caps))
+
+
+def shrunk(norms: Caps, caps: Caps) -> str:
+    """How many parameters are above their caps, and which most, so that `constrain` projects them; empty for none."""
+    above = {name: norms[name] / cap for name, cap in caps.items() if norms[name] > cap}
+    if not above:
+        return ""
+    most = max(above, key=above.__getitem__)
+    return (
+        f"at once the caps shrink {len(above)} weight{'s' * (len(above) > 1)}, the most {most}, of norm "
+        f"{norms[most]:#.3g} for {shown(caps[most], '.3g')}"
+    )

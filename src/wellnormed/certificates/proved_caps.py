@@ -1,7 +1,7 @@
 """Caps within which a number of the model is proved: what `constrain(lipschitz=)` and `largest_logit=` share."""
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any, ClassVar
@@ -32,6 +32,7 @@ class ProvedCaps(Constraints):
         asked: The number.
         caps: Name of a parameter -> its cap.
         fixed: Name -> stored tensor whose values the proof uses.
+        moved: Lines of the print that say which weights the caps have shrunk at once.
     """
 
     what: ClassVar[str]
@@ -44,8 +45,9 @@ class ProvedCaps(Constraints):
     def __init__(
         self, optimizer: torch.optim.Optimizer, constrained: tuple[Constrained, ...], left_out: Mapping[str, str],
         prove: bool, model: Weak, *, within: Within, asked: float, caps: Caps, fixed: Mapping[str, Tensor],
+        moved: Sequence[str],
     ) -> None:  # fmt: skip
-        self._within, self._asked = within, asked
+        self._within, self._asked, self._moved = within, asked, moved
         self._fixed: dict[str, tuple[Tensor, Mark]] = {name: (tensor, mark(tensor)) for name, tensor in fixed.items()}
         self._caps = {name: torch.tensor(cap, dtype=torch.float64) for name, cap in caps.items()}
         super().__init__(optimizer, constrained, left_out, prove, model)
