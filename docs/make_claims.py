@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from docs.make_reproduction import finished
 from papers._experiment import Preset, Verdict, load
+from papers._table import Row
 
 CONFIRMED, SMALL = "**confirmed** at the paper's size", "**confirmed**, small"
 
@@ -195,15 +196,16 @@ CLAIMS = (
 
 
 def judged(lines: list[Verdict]) -> str:
-    """What the lines of a claim say together, with what speaks against it."""
+    """What the lines of a claim say together, with what speaks against it, or else what leaves it open."""
     kinds = {line.verdict for line in lines}
     against = [line for line in lines if line.verdict in ("not reached", "another shape", "corrected")]
-    why = "; ".join(dict.fromkeys(filter(None, (line.why for line in against or lines))))
+    weak = against or [line for line in lines if line.verdict == "measured"]
+    part = f" in {len(weak)} of {len(lines)} lines" if 0 < len(weak) < len(lines) else ""
+    why = "; ".join(dict.fromkeys(filter(None, (line.why for line in weak or lines))))
     if against:
-        part = f" in {len(against)} of {len(lines)} lines" if len(against) < len(lines) else ""
         word = "**corrected**" if "corrected" in kinds else f"**not confirmed**{part}"
-    elif kinds == {"measured"}:
-        word = "not decided"
+    elif weak:
+        word = f"not decided{part}"
     else:
         word = CONFIRMED if "reached" in kinds else SMALL
     return f"{word}: {why}" if why else word
@@ -222,20 +224,31 @@ def claims() -> str:
     return "\n".join(["| claim | here | verdict | run |", "|---|---|---|---|", *_rows()])
 
 
+SIZES = {"short": "short side"} | {key: key for key in ("width", "rows", "columns", "blocks", "horizon", "steps")}
+"""The fields of cells that say how large a run was, and their names."""
+
+
+def _sizes(rows: Sequence[Row]) -> Iterator[str]:
+    """The sizes, seeds and minutes of rows."""
+    for key, name in SIZES.items():
+        if values := {row["config"][key] for row in rows if key in row["config"]}:
+            yield f"{name} {min(values):g}" + f" to {max(values):g}" * (len(values) > 1)
+    seeds = len({row["seed"] for row in rows})
+    yield f"{seeds} seed{'s' * (seeds > 1)}"
+    yield f"{sum(row['seconds'] for row in rows) / 60:.0f} minutes"
+
+
 def _rows() -> Iterator[str]:
     for claim in CLAIMS:
         experiment = load(claim.experiment)
         rows = finished(experiment, claim.preset)
         verdicts = experiment.verdicts(rows, claim.preset)
-        found = [(name, _named(verdicts, name)) for name in claim.lines]
-        lines = [line for _, own in found for line in own]
-        names = [name if len(own) == 1 else line.what for name, own in found for line in own]
-        pairs = zip(names, lines, strict=True)
-        here = "; ".join(f"{name}: {line.ours}" if len(lines) > 1 else line.ours for name, line in pairs)
-        runs = len({row["seed"] for row in rows})
-        folder, option = f"{claim.experiment}-{claim.preset}", " --preset paper" * (claim.preset == "paper")
-        run = f"`{claim.experiment}{option}` ([rows](../results/reproduce/{folder}/rows.jsonl)), "
-        run += f"{runs} seed{'s' * (runs > 1)}"
+        lines = [line for name in claim.lines for line in _named(verdicts, name)]
+        here = "; ".join(f"{line.what}: {line.ours}" for line in lines)
         here = here.replace("LT's transformer with plain residuals", "plain residuals")
+        folder, option = f"{claim.experiment}-{claim.preset}", " --preset paper" * (claim.preset == "paper")
+        page = f"reproduction.md#{claim.experiment}-preset-{claim.preset}"
+        run = f"`python -m papers {claim.experiment}{option}` ([setting]({page}), "
+        run += f"[rows](../results/reproduce/{folder}/rows.jsonl)): {', '.join(_sizes(rows))}"
         cells = (f"{claim.where}: {claim.words}", here, judged(lines), run)
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

@@ -93,12 +93,17 @@ def section(experiment: Experiment, preset: Preset, rows: list[Row]) -> Iterator
         "",
         f"[rows](../results/reproduce/{name}/rows.jsonl): {len(rows):,} cells, {seeds} seed{'s' * (seeds > 1)}.",
     )
+    names = sorted(path.stem for path in (RESULTS / name).glob("*.png"))
+    figures = [f"![{figure}](../results/reproduce/{name}/{figure}.png)" for figure in names]
+    others = figures[:-1] if judged else []
     if judged:
         counts = Counter(verdict.verdict for verdict in judged)
         summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        yield from ("", f"<details><summary>Verdicts: {summary}</summary>", "", *shown(judged), "", "</details>")
-    for figure in sorted(path.stem for path in (RESULTS / name).glob("*.png")):
-        yield from ("", f"![{figure}](../results/reproduce/{name}/{figure}.png)")
+        more = f"; {len(others)} more figure{'s' * (len(others) > 1)}" if others else ""
+        yield from ("", f"<details><summary>Verdicts: {summary}{more}</summary>", "", *shown(judged))
+        yield from (line for figure in others for line in ("", figure))
+        yield from ("", "</details>")
+    yield from (line for figure in figures[len(others) :] for line in ("", figure))
 
 
 def page() -> str:

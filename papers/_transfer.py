@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -110,10 +110,12 @@ def _ends(rows: Sequence[Row], by: str, **where: Any) -> list[tuple[Curve, Curve
     return [(sizes[0], sizes[-1]) for sizes in found if len(sizes) > 1]
 
 
-def agreed(gains: Sequence[float], yes: Answer, no: Answer) -> tuple[Answer, str]:
-    """`yes` if there is a gain for every seed, else `no`, and whether the seeds disagree."""
+def agreed(gains: Sequence[float], yes: Answer, no: Answer) -> tuple[Answer | Literal["measured"], str]:
+    """`yes` if every seed has a gain, `no` if none has; where they disagree, nothing is judged, and why."""
     lost = sum(gain <= 0 for gain in gains)
-    return (no if lost else yes), f"{lost} of {len(gains)} seeds disagree" if 0 < lost < len(gains) else ""
+    if 0 < lost < len(gains):
+        return "measured", f"{lost} of {len(gains)} seeds disagree"
+    return (no if lost else yes), ""
 
 
 def transfer_verdict(
@@ -130,15 +132,16 @@ def transfer_verdict(
     if not moved:
         return []
     sizes = {key: None for found in curves(rows, by, **where).values() for key in found}
-    ours = f"falls 2^{fmean(moved):.1f}-fold from {min(sizes)} to {max(sizes)}"
+    sign, word = (1, "falls") if (mean := fmean(moved)) >= 0 else (-1, "rises")
+    ours = f"{word} by 2^{abs(mean):.1f} from {min(sizes)} to {max(sizes)}"
     if lost:
-        ours += f", where that of {min(sizes)} costs {fmean(lost):.3f}"
-    interval = f"2^{min(moved):.1f} to 2^{max(moved):.1f}"
+        ours += f", where the rate of {min(sizes)} costs {fmean(lost):.3f}"
+    interval = " to ".join(f"2^{sign * end:.1f}" for end in (min(moved), max(moved))[::sign])
     count = edges(rows, by, **where)
     why = f"{count} of the minima lie at the edge of the rates, so the best may be further" if count else ""
     if stays is None:
         return [Verdict(what, published, ours, interval, len(moved), "measured", why)]
-    verdict = names[(abs(fmean(moved)) <= STAYS) != stays]
+    verdict = names[(abs(mean) <= STAYS) != stays]
     return [Verdict(what, published, ours, interval, len(moved), verdict, why)]
 
 

@@ -276,7 +276,8 @@ def _near_the_baseline(rows: Sequence[Row]) -> list[Verdict]:
         verdict = "corrected" if false else "reached" if {*near} == claimed else "not reached"
         what, published = f"accuracy within {within:.0%} of weight decay", ", ".join(n for n in own if n in claimed)
         why = f"in LT's own logs {', '.join(false)}" if false else ""
-        lines.append(Verdict(what, published, ", ".join(near), "-", len(LINES), verdict, why))
+        ours = ", ".join(f"{name} {own[name]:.3f}" for name in ["weight decay", *near])
+        lines.append(Verdict(what, published, ours, "-", len(LINES), verdict, why))
     return lines
 
 

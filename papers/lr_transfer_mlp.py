@@ -161,11 +161,11 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         widest = {m: list(sizes.values())[-1] for m in claims if (sizes := at_best(rows, m, key))}
         if widest.keys() == claims.keys():
             ours = ", ".join(f"{fmean(values):.2g} {method}" for method, values in widest.items())
-            others, own = max(max(widest[method]) for method in list(claims)[:2]), widest["dualized"]
             published, verdict, why = "-", "measured", ""
             if key != "moved_spectral":  # MD 6.5 has the Frobenius norm, and the stable rank
-                published, verdict = "dualized the largest", names[min(own) <= others]
-                why = f"one run of a peer has {others:.2g}" if min(own) <= others else ""
+                gains = [own - max(others) for *others, own in zip(*widest.values(), strict=True)]
+                published, (verdict, why) = "dualized the largest", agreed(gains, *names)
+            own = widest["dualized"]
             interval = f"{between(own, '.2g')} dualized"
             found.append(Verdict(f"{name}, widest network", published, ours, interval, len(own), verdict, why))
     return found

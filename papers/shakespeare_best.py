@@ -246,7 +246,8 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             told = ", ".join(f"{mean:.3g} ({name})" for name, mean in means.items() if not math.isnan(mean))
             more = f" where LT's formulas say {told} and {shown(fmean(proved), '.3g')} is proved"
             holds = all(gain <= 10 ** said(row) for gain, row in zip(gains, at, strict=True))
-            line = ("at most LT's formula", ANSWERS[preset][not holds], more, "" if holds else f"no bound of {name}")
+            why = "" if holds else f"the formula does not bound {name}"
+            line = "at most LT's formula", ANSWERS[preset][not holds], more, why
             add(f"{name} at the cap {cap:g}: largest gain found", gains, *line)
     add_loss("nanoGPT's baseline", best_of_seeds(rows, "nanoGPT", "loss"), "loss", NANOGPT, smaller)
     for whose in dict.fromkeys(map(kind, rows)):
