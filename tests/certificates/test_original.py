@@ -125,6 +125,17 @@ def test_models_differ_by_no_more_than_certified(name: str, relative: bool) -> N
     assert same.change == 0
 
 
+@pytest.mark.parametrize(("a", "b", "c", "d"), [(1, 1, 3, 3), (3, 3, 1, 1), (1, 2, -1, 2), (0, 1, 2, 0.5)])
+def test_the_change_of_two_maps_is_taken_apart_once(a: float, b: float, c: float, d: float) -> None:
+    """`d (c - a) + (d - b) a` is the difference of both products, in the ball of norm 2."""
+    changed, original = (nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)) for _ in range(2))
+    for module, factors in ((changed, (a, b)), (original, (c, d))):
+        for layer, factor in zip(module, factors, strict=True):
+            layer.weight = nn.Parameter(factor * torch.eye(4))
+    certificate = wn.certify(changed, torch.zeros(1, 4), original=original, arithmetic="real")
+    assert certificate.change == pytest.approx(2 * (abs(d) * abs(c - a) + abs(d - b) * abs(a)))
+
+
 def net(slope: float = 0.1, eps: float = 0.5, wide: int = 5, bias: bool = True) -> nn.Module:
     torch.manual_seed(0)
     first = nn.Linear(4, wide, bias=bias)

@@ -155,7 +155,8 @@ def _error(row: Inference, strength: Decimal, added: Decimal, moved: Decimal) ->
     axis = len(row.shape) - 2
     q, (k, v) = rq.radius + rq.error, ((each.radius + each.error).max(axis, keepdims=True) for each in (rk, rv))
     k_error, v_error = (each.error.max(axis, keepdims=True) for each in (rk, rv))
-    carried = v_error + least(strength * (q * k_error + k * rq.error) + moved, TWO) * v
+    k_radius, v_radius = (each.radius.max(axis, keepdims=True) for each in (rk, rv))
+    carried = v_error + least(strength * (q * k_error + k_radius * rq.error) + moved, TWO) * v_radius
     size = (strength * q * k + added).max()
     most = max(ONE, strength)  # the scale may come before or after the product, or in parts
     row.require_held(most * (q * k).max() + added, most * q, most * k)

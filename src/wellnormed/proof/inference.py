@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from wellnormed.proof.arithmetic import FORMATS, Arithmetic, Executed, Format, gamma, of_norm
-from wellnormed.proof.decimals import ONE, ZERO, decimals, root
+from wellnormed.proof.decimals import ONE, ZERO, Decimals, decimals, root
 from wellnormed.proof.reading import require
 from wellnormed.proof.rows import Bounds, Claim
 from wellnormed.proof.value import Value
@@ -40,8 +40,8 @@ class Inference:
     arithmetic: Arithmetic
     absolute: Callable[..., list[Decimal]]
     """Gives norms of the absolute values of a stored tensor; see `Proof.absolute`."""
-    changes: Callable[[Claim], list[Decimal]]
-    """Bounds the difference of two tensors in the measure of a claim; see `Proof.changes`."""
+    changes: Callable[[Claim], tuple[list[Decimal], list[Decimal]]]
+    """Bounds the difference of two tensors, and the executed one, in the measure of a claim; see `Proof.changes`."""
     of_original: bool = False
     """Whether its errors are those of an original, which has other tensors."""
     counted: set[str] = field(default_factory=set)
@@ -80,7 +80,18 @@ class Inference:
             return decimals([0.0])
         claim = self.claims[place]
         self.counted.update(claim.tensors)
-        return decimals(self.changes(replace(claim, measure=measure or claim.measure)))
+        return decimals(self.changes(replace(claim, measure=measure or claim.measure))[0])
+
+    def carried(self, radius: Decimals, error: Decimals, shape: tuple[int, ...]) -> Decimals:
+        """How far the executed `W0 h0` is from `W h`, for the W of the first claim: `W0 (h0 - h) + (W0 - W) h`.
+
+        Args:
+            radius: The norm of h.
+            error: That of `h0 - h`.
+            shape: That of the norms of parts of W, which broadcasts with them.
+        """
+        executed = decimals(self.changes(self.claims[0])[1]).reshape(shape)
+        return executed * error + self.change(0).reshape(shape) * radius
 
     def only(self, inputs: int, claims: tuple[int, ...] = (0,)) -> None:
         """Check the number of inputs, and that the number of claims is one of those given."""

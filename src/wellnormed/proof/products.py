@@ -36,10 +36,10 @@ def linear(row: Inference, *, parts: Size) -> Bounds:
     radius = size * x_radius + shift * vectors
     x_error = r.error if parts == 1 else r.error[..., None]
     absolute = np.array(row.absolute(weight_of(row)[0], parts, weight_of(row)[1]), dtype=object).reshape(view)
-    moved, shifted = (row.change(place).reshape(view if place < len(row.claims) else ()) for place in (0, 1))
+    shifted = row.change(1).reshape(view if len(row.claims) > 1 else ())
     local = row.summed(columns + 1, absolute * (x_radius + x_error) + (shift + shifted) * vectors, row.entries())
-    local = local + moved * (x_radius + x_error) + shifted * vectors
-    error = row.stored(radius, size * x_error + local, row.entries(), len(row.claims))
+    local = local + row.carried(x_radius, x_error, size.shape) + shifted * vectors
+    error = row.stored(radius, local, row.entries(), len(row.claims))
     return Bounds(radius, size * x_gain, radius, error)
 
 
@@ -60,12 +60,11 @@ def average(row: Inference, *, parts: Sizes) -> Bounds:
     require(not any(parts[axis] > 1 for axis in row.axes if axis < rank - 2), "its groups extend over several matrices")
     size = decimals(claim.values).reshape(*parts, 1, 1)
     radius, gain, largest, error = r if along else (each.max(rank - 2, keepdims=True) for each in r)
-    moved = row.change(0).reshape(size.shape)
-    absolute = decimals(row.absolute(claim.tensors[0], count)).reshape(size.shape) if along else size + moved
-    local = row.summed(tokens + 1, absolute * (radius + error), row.entries()) + moved * (radius + error)
+    absolute = row.absolute(claim.tensors[0], count) if along else row.changes(claim)[1]
+    local = row.summed(tokens + 1, decimals(absolute).reshape(size.shape) * (radius + error), row.entries())
     # a mean may be a quotient of a sum, which has so many addends and is not stored
     row.require_held((row.how.roundings or 0) * (largest + error), of_sums=True)
-    error = row.stored(size * radius, size * error + local, row.entries())
+    error = row.stored(size * radius, row.carried(radius, error, size.shape) + local, row.entries())
     return Bounds(size * radius, size * gain, size * (radius if along else largest), error)
 
 
@@ -162,14 +161,14 @@ def convolution(
     (absolute,) = row.absolute(claim.tensors[0], groups=groups, pixels=token_wise)
     taps = math.prod(kernel[2:])
     addends = taps * (kernel[0] // groups if adjoint else kernel[1]) + 1
-    (moved,), (shifted,) = row.change(0), row.change(1) * root(row.entries() // row.shape[1])
-    changed = moved * (radius + error) + shifted
+    (shifted,) = row.change(1) * root(row.entries() // row.shape[1])
+    carried = row.carried(radius, error, ()) + shifted
     total, radius = absolute * (radius + error) + bias + shifted, size * radius + bias
-    local = row.summed(addends, total, row.entries()) + changed
+    local = row.summed(addends, total, row.entries()) + carried
     # an adjoint's products with every tap may be stored before they are added up, as many as meet at a pixel
     meet = math.prod(-(-k * math.gcd(s, d) // s) for k, s, d in zip(kernel[2:], stride, dilation, strict=True))
     rounded, often = (total, meet + 1) if adjoint else (radius, len(row.claims))
-    return Bounds(radius, size * gain, radius, row.stored(rounded, size * error + local, row.entries(), often))
+    return Bounds(radius, size * gain, radius, row.stored(rounded, local, row.entries(), often))
 
 
 def convex_potential(row: Inference, *, factor: float) -> Bounds:
@@ -219,11 +218,11 @@ def margin(row: Inference, *, factor: float) -> Bounds:
     shift = TWO * strength * largest
     radius = size * r.radius + shift
     lengths = row.absolute(claim.tensors[0], math.prod(shape) // columns, claim.constants["transposed"])
-    (moved,), (shifted,) = strength * row.change(0), strength * row.change(1)
+    (shifted,) = strength * row.change(1)
     total = strength * max(lengths) * (r.radius + r.error) + strength * largest + shifted
     local = row.of_sum(columns + 1, products=True) * total + (columns + 1) * row.format.floor
     row.require_held(total)
-    carried = size * r.error + moved * (r.radius + r.error) + TWO * shifted
+    carried = strength * row.carried(r.radius, r.error, ()) + TWO * shifted
     error = carried + TWO * row.stored(total, local, 1, len(row.claims))  # of either entry
     return Bounds(radius, size * r.gain, radius, error)
 

@@ -74,7 +74,7 @@ class Proof:
         """If the executed program is an original: name of a tensor -> name of the one in its place."""
         self._arrays, self._held = set[int](), 0
         self._absolute: dict[tuple, list[Decimal]] = {}
-        self._changes: dict[str, list[Decimal]] = {}
+        self._changes: dict[str, tuple[list[Decimal], list[Decimal]]] = {}
         for name, tensor in (tensors or {}).items():
             self.store(str(name), tensor)
 
@@ -114,19 +114,19 @@ class Proof:
         """Return the entries of the tensor that the executed program has in the place of a stored one."""
         return self.tensor(name) if (other := self.replacing(name)) is None else other
 
-    def changes(self, claim: Claim) -> list[Decimal]:
-        """Bound, in the measure of a claim about one tensor, its difference from the executed tensor.
+    def changes(self, claim: Claim) -> tuple[list[Decimal], list[Decimal]]:
+        """Bound, in the measure of a claim about one tensor, its difference from the executed tensor, and the latter.
 
         The differences of entries are rounded once, and no measure of a matrix with a single entry 1 exceeds 2.
         """
         (name,) = claim.tensors
         if (other := self.replacing(name)) is None:
-            return [ZERO] * len(claim.values)
+            return [ZERO] * len(claim.values), [Decimal(each) for each in claim.values]
         if (key := repr(claim)) not in self._changes:
             difference = other.astype(float) - self.tensor(name)
-            values = claims.bound(claim, lambda _: difference).values
+            moved, size = (claims.bound(claim, lambda _, x=x: x).values for x in (difference, other))
             slip = Decimal(float(abs(difference).sum()) * 2 * UNIT * (1 + 1e-6))
-            self._changes[key] = [Decimal(each) + slip for each in values]
+            self._changes[key] = [Decimal(each) + slip for each in moved], [Decimal(each) for each in size]
         return self._changes[key]
 
     def store(self, name: str, tensor: Any) -> None:
