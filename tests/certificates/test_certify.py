@@ -141,7 +141,7 @@ nn.init.constant_(BROKEN.weight, math.nan)
             )
         ),
         (lambda: certify(nn.Identity(), torch.zeros(1, 2), output="T"), "output='T' is nothing .*; leave output= out"),
-        (lambda: certify(Returning(lambda a, b: torch.linalg.inv(a)), torch.eye(2)), "linalg_inv.default. has no"),
+        (lambda: certify(returning(lambda a, b: torch.linalg.inv(a)), torch.eye(2)), "linalg_inv.default. has no"),
         (lambda: certify(nn.Identity(), torch.zeros(4, 2), output=1), "output=1 is nothing .*; leave output= out"),
         (lambda: certify(returning(dict), torch.zeros(4, 2)), r"dict of 'a' \(Tensor\), 'b' \(Tensor\); pass .*'a'"),
         (lambda: certify(returning(Results), torch.zeros(4, 2)), "Results of 'a' .*, 'b' .*; pass output='a', or"),
