@@ -5,6 +5,9 @@ from contextlib import contextmanager
 
 import torch
 
+_CUDA = torch.backends.cuda.matmul
+_BACKENDS = (_CUDA, torch.backends.mkldnn.matmul) if hasattr(_CUDA, "fp32_precision") else ()  # pyrefly: ignore
+
 
 @contextmanager
 def all_digits() -> Iterator[None]:
@@ -22,10 +25,8 @@ def all_digits() -> Iterator[None]:
     """
     if torch.compiler.is_compiling():
         yield
-    elif hasattr(torch.backends.cuda.matmul, "fp32_precision"):
-        backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # pyrefly: ignore
-        allowed = [(backend, backend.fp32_precision) for backend in backends]
-        fewer = [(backend, precision) for backend, precision in allowed if precision not in ("none", "ieee")]
+    elif _BACKENDS:
+        fewer = [(b, precision) for b in _BACKENDS if (precision := b.fp32_precision) not in ("none", "ieee")]
         try:
             for backend, _ in fewer:
                 backend.fp32_precision = "ieee"

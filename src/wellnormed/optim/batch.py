@@ -28,12 +28,12 @@ class Numbers(NamedTuple):
     """The weights lose `factor` times their directions: usually learning rate times radius. None for 0."""
 
     @classmethod
-    def of(cls, group: Group, rule: StepRule, direction: Direction, norm: Norm, radius: float) -> "Numbers":
-        """The numbers of the coming step."""
-        kept, factor = 1.0, float(group["lr"] > 0)
-        if direction.returns == "direction":
-            kept, factor = rule.shares(group, radius, direction.bound(norm))
-        step = float(group["lr"]) * radius
+    def of(cls, one: "Moved") -> "Numbers":
+        """The numbers of a parameter's coming step."""
+        group, kept, factor = one.group, 1.0, float(one.group["lr"] > 0)
+        if one.direction.returns == "direction":
+            kept, factor = one.rule.shares(group, one.radius, one.largest)
+        step = float(group["lr"]) * one.radius
         return cls(step, group["momentum"], None if kept == 1 else kept, None if factor == 0 else factor)
 
     def as_tensors(self) -> "Numbers":
@@ -51,6 +51,8 @@ class Moved(NamedTuple):
     norm: Norm
     direction: Direction
     radius: float
+    largest: float | None
+    """The bound on the norm of its direction; None without one."""
 
     @property
     def part(self) -> Hashable:

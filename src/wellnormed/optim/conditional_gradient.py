@@ -233,7 +233,8 @@ class ConditionalGradient(torch.optim.Optimizer):
             assert norm is not None  # `_refuse_other_averages` refuses the others
             validation.refuse_direction(name, own, norm, group)
             radius = group["radius"] * group.get("vector_radii", {}).get(name, 1.0)
-            self._moved.append(Moved(name, parameter, group, rule, norm, own or rule.direction, radius))
+            direction = own or rule.direction
+            self._moved.append(Moved(name, parameter, group, rule, norm, direction, radius, direction.bound(norm)))
 
     def _refuse_other_averages(self, name: str, parameter: Tensor, group: Group, rule: StepRule | None) -> None:
         """Refuse a step rule that would take what was averaged under another for its own."""
@@ -324,8 +325,9 @@ class ConditionalGradient(torch.optim.Optimizer):
 
         Processes agree on both in one message. Nothing of the user's runs between this and the numbers of the step.
         """
-        gradients = {name: p.grad for name, (_, p) in self._owner.items() if p.grad is not None}
-        seen = [(name, kind(self._owner[name][1]), kind(gradient)) for name, gradient in gradients.items()]
+        here = [(name, p, p.grad) for name, (_, p) in self._owner.items()]
+        gradients = {name: gradient for name, _, gradient in here if gradient is not None}
+        seen = [(name, kind(p), kind(gradient)) for name, p, gradient in here if gradient is not None]
         if seen != self._admitted:
             self._plan(gradients)
             self._admitted = seen
@@ -376,11 +378,10 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     def _part(self, members: list[Moved], compiled: bool) -> Part:
         """Parameters of one group, norm, direction and radius, with the numbers of the coming step."""
-        _, _, group, rule, norm, direction, radius = members[0]
-        numbers = Numbers.of(group, rule, direction, norm, radius)
-        parameters = [one.parameter for one in members]
-        gradients = [cast(Tensor, p.grad) for p in parameters]  # which have one
-        return Part(parameters, gradients, group, rule, direction, numbers.as_tensors() if compiled else numbers)
+        first, numbers, parameters = members[0], Numbers.of(members[0]), [one.parameter for one in members]
+        numbers = numbers.as_tensors() if compiled else numbers
+        gradients = cast(list[Tensor], [p.grad for p in parameters])  # which have one
+        return Part(parameters, gradients, first.group, first.rule, first.direction, numbers)
 
     def _warn_of_lost_decay(self) -> None:
         for group in self.param_groups:
@@ -428,7 +429,7 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._index()
         bounds: dict[str, float | None] = dict.fromkeys(self._owner)
         for one in self._moved:
-            bounds[one.name] = one.rule.bound(one.group, one.radius, one.direction.bound(one.norm))
+            bounds[one.name] = one.rule.bound(one.group, one.radius, one.largest)
         return bounds
 
     def decay(self, name: str) -> float:

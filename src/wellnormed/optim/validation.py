@@ -90,7 +90,7 @@ _ELSEWHERE = {
 
 def read(group: Group) -> list[Any]:
     """The settings of a group, but for its rate, by whose comparison a change is noticed."""
-    return [group["step_rule"], id(group.get("vector_radii")), *(group.get(key) for key in GROUP_DEFAULTS)]
+    return [group["step_rule"], id(group.get("vector_radii")), *map(group.get, GROUP_DEFAULTS)]
 
 
 def check_settings(settings: Group) -> None:

@@ -96,7 +96,8 @@ def layout(tensor: Tensor) -> Hashable:
 
 def kind(tensor: Tensor) -> tuple[Hashable, ...]:
     """Shape, dtype, device and layouts: what a step on a tensor is planned by."""
-    return tensor.shape, tensor.dtype, tensor.device, tensor.layout, layout(tensor)
+    laid_out = None if type(tensor) in _PLAIN else layout(tensor)  # a step asks for every weight and gradient
+    return tensor.shape, tensor.dtype, tensor.device, tensor.layout, laid_out
 
 
 def cut_of(tensor: Tensor, name: str) -> Cut | None:

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -66,7 +67,7 @@ class Places:
 
     def __init__(self, model: Weak) -> None:
         self.model = model
-        self._parts = self._walk()
+        self._walk()
         self.changes = 0
         """How often a look has found other modules, parameters or buffers than the one before."""
 
@@ -74,28 +75,29 @@ class Places:
         return type(self), (self.model,)
 
     def look(self) -> int:
-        """Walk over the modules, and return `changes`."""
-        parts = self._walk()
-        if parts != self._parts:
-            self._parts, self.changes = parts, self.changes + 1
+        """Look at all modules, and return `changes`."""
+        if self._read() != self._parts:
+            self._walk()
+            self.changes += 1
         return self.changes
 
-    def _walk(self) -> list[object]:
-        """Every module, by a weak reference, with its names and its tensors' identities.
+    def _walk(self) -> None:
+        model = self.model()
+        self._modules = [weakref.ref(module) for module in (() if model is None else model.modules())]
+        self._parts = self._read()
 
-        Torch does not swap tensors that are referred to weakly, as `Module.to` may do.
+    def _read(self) -> list[object] | None:
+        """Names and identities of the parts of every known module; None if a module is gone.
+
+        Every step asks, so no loop runs over the parts. Torch does not swap tensors that are referred to weakly, as
+        `Module.to` may do.
         """
-        known: set[nn.Module] = set()
-        parts: list[object] = []
-        rest = [self.model()]
-        while rest:
-            module = rest.pop()
-            if module is not None and module not in known:
-                known.add(module)
-                parts += [weakref.ref(module), *module._modules, *module._parameters, *module._buffers]
-                parts += [*map(id, module._parameters.values()), *map(id, module._buffers.values())]
-                rest += module._modules.values()
-        return parts
+        modules = [module() for module in self._modules]
+        if None in modules:
+            return None
+        held = [each for m in modules for each in (m._modules, m._parameters, m._buffers) if each]  # pyrefly: ignore
+        parts = chain.from_iterable(map(dict.values, held))
+        return [*map(id, held), *map(len, held), *chain.from_iterable(held), *map(id, parts)]
 
 
 UNKNOWN = Weak()
