@@ -603,7 +603,7 @@ def facts() -> str:
          f"[at most 0.9](docs/contractions.md) after every step; spectral_norm's 1 ended at {lagging:.3f}"),
         ("a score that rises in some inputs", "the same, and `+ slope * x`",
          "[monotone](docs/monotone.md) for every input"),
-        ("ranges for float8", "`wn.certificates.number_formats(wn.certify(model))`",
+        ("ranges for float8", "`wn.certificates.number_formats(wn.certify(model, x), weights=model.state_dict())`",
          "[scales](docs/low-precision.md#scales-for-e4m3-without-a-look-at-the-data) before the first input"),
         ("the same prediction on every machine", "`wn.certify(model, x, margins=True).settled(logits)`",
          f"[reproducible](docs/reproducible.md) in any batch, kernel and order of sums: of a small GPT's "

@@ -285,6 +285,8 @@ ONE = nn.Sequential(nn.LayerNorm(2))
         ((nn.Sequential(nn.GroupNorm(1, 2)), [torch.zeros(1, 2, 3)]), r"\(0 is of the class GroupNorm"),
         ((nn.LayerNorm(2), [torch.ones(1, 2)]), r"itself a LayerNorm; pass nn.Sequential\(model\)"),
         ((ONE, []), "data is empty"),
+        ((ONE, 3), "data is of type int; pass a tensor, or batches"),
+        ((ONE, torch.zeros(1, 3)), r"with a batch of data .*; pass inputs of its shape"),
         ((ONE, [[0.0, 1.0]]), r"with a batch of data"),
         ((nn.Sequential(nn.RMSNorm(2)), np.ones((1, 2))), r"with a batch of data"),
         ((ONE, [torch.full((1, 2), math.nan)]), "0 gets vectors that are not finite"),

@@ -228,16 +228,18 @@ _NO_LIMIT = 1e18
 @torch.no_grad()
 def _run(model: nn.Module, data: Iterable[Any]) -> None:
     """Call the model with every batch."""
+    if not isinstance(data, Iterable):
+        raise ValueError(f"calibrate: data is of type {type(data).__name__}; pass a tensor, or batches of inputs")
     is_empty = True
     for example in [data] if isinstance(data, Tensor | Mapping) else data:
         is_empty = False
         arguments, keywords = arguments_of(example)
         try:
             model(*arguments, **keywords)
-        except (TypeError, AttributeError) as error:
+        except (TypeError, AttributeError, RuntimeError) as error:
             raise ValueError(
-                f"calibrate: the model cannot be called with a batch of data ({error}); pass inputs alone, as "
-                "[x for x, _ in loader]"
+                f"calibrate: the model cannot be called with a batch of data ({error}); pass inputs of its shape and "
+                "dtype alone, as [x for x, _ in loader]"
             ) from error
     if is_empty:
         raise ValueError("calibrate: data is empty; pass inputs of the model")
