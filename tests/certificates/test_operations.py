@@ -207,6 +207,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
     "changed in place": (_net(lambda x: (x * 2).relu_() * x), _T, 1.0),
     "two weights": (_net(lambda x: F.linear(F.linear(x, torch.eye(4).to(x) * 1.0), torch.eye(4).to(x) * 9.0)), _T, 1.0),
     "threshold": (_net(lambda x: F.threshold(x, 0.5, 0.5)), (1, 1, 2), 3.0),
+    "rrelu": (_net(lambda x: F.rrelu(x, 0.5, 1.9)), (1, 1, 2), 3.0),
     "two pools": (_net(lambda x: F.avg_pool1d(F.avg_pool1d(x, 4, 4), 1, 1) * 4), (1, 2, 16), 1.0),
 }
 

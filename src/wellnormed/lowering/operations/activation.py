@@ -10,6 +10,7 @@ from wellnormed.lowering.axes import inner_axes
 from wellnormed.lowering.ledger import Ledger, Stored
 from wellnormed.lowering.operations.elementwise import multiply
 from wellnormed.lowering.rounding import rounded
+from wellnormed.program.errors import DRAWS
 from wellnormed.program.operation import operation
 from wellnormed.proof.value import Value
 
@@ -41,6 +42,14 @@ def gelu(ledger: Ledger, x: Value, approximate: str = "none") -> Value:
 def leaky_relu(ledger: Ledger, x: Value, negative_slope: float = 0.01) -> Value:
     """The leaky ReLU, which has the slopes 1 and `negative_slope`."""
     return apply(ledger, "leaky_relu", x, negative_slope)
+
+
+@operation("aten.rrelu.default", executed=True)
+def rrelu(ledger: Ledger, x: Value, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Value:
+    """The leaky ReLU with the mean of two slopes; refused in training mode, where the slopes are random."""
+    if training:
+        raise ledger.refuse(DRAWS)
+    return leaky_relu(ledger, x, (lower + upper) / 2)
 
 
 @operation("aten.prelu.default", "aten._prelu_kernel.default", executed=True)

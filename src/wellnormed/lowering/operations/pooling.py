@@ -78,10 +78,7 @@ for _n in (1, 2, 3):  # only the name tells the number of axes: settings may hav
     operation(f"aten.avg_pool{_n}d.default", kind="affine", slides=True, executed=True)(partial(average_pool, _n))
 
 
-_ADAPTIVE = [f"aten.adaptive_avg_pool{n}d.default" for n in (1, 2, 3)]
-
-
-@operation(*_ADAPTIVE, kind="affine", slides=True, executed=True)
+@operation(*(f"aten.adaptive_avg_pool{n}d.default" for n in (1, 2, 3)), kind="affine", slides=True, executed=True)
 def adaptive_average_pool(ledger: Ledger, x: Value, size: Sequence[int]) -> Value:
     """Means over windows that together cover the image; `size` is the number of windows along each of the last axes."""
     with _summed_in_dtype(ledger) if len(size) == 3 else nullcontext():

@@ -236,13 +236,7 @@ for _n in (1, 2, 3):  # only the name tells the number of axes: settings may hav
     operation(f"aten.max_pool{_n}d_with_indices.default", slides=True, executed=True)(_indexed)
 
 
-@operation(
-    "aten.adaptive_max_pool1d.default",
-    "aten.adaptive_max_pool2d.default",
-    "aten.adaptive_max_pool3d.default",
-    slides=True,
-    executed=True,
-)
+@operation(*(f"aten.adaptive_max_pool{n}d.default" for n in (1, 2, 3)), slides=True, executed=True)
 def adaptive_max_pool(ledger: Ledger, x: Value, size: Sequence[int]) -> list[Any]:
     """A max pool to a given size. It is refused unless all windows are equal."""
     pixels = x.shape[-len(size) :]
