@@ -144,6 +144,7 @@ def _living() -> dict[CodeType, list[FunctionType]]:
         names |= {"root_down": down, "roots_down": np.frompyfunc(down, 1, 1), "rounding_down": rounding_down}
         names["zero"] = decimal.Decimal
     found: dict[CodeType, list[FunctionType]] = {}
+    gc.unfreeze()  # the collector lists no objects that were set aside
     for each in gc.get_objects():
         if type(each) is FunctionType and str(each.__module__).startswith("wellnormed.proof."):
             found.setdefault(each.__code__, []).append(each)
