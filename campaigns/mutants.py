@@ -224,9 +224,7 @@ def _refused(call: Callable[[], Any], words: str) -> None:
 WITNESSES = {
     **{name: partial(_same, call, call()) for name, call in forged.results().items()},
     **{f"{i} {words}": partial(_refused, call, words) for i, (words, call) in enumerate(forged.CASES)},
-    **{
-        f"{i} partly": partial(_refused, partial(forged.accepted, n, c), w) for i, (n, w, c) in enumerate(forged.PARTLY)
-    },
+    **{f"{i} partly": partial(_refused, call, words) for i, (words, call) in enumerate(forged.PARTS)},
 }
 """Name -> a function that raises where a valid document is refused or bounded otherwise, or a forgery is accepted or
 refused in other words."""

@@ -21,10 +21,11 @@ from unittest import mock
 import numpy as np
 
 from wellnormed.proof import Bounds, Proof, Report, check
-from wellnormed.proof.arithmetic import FORMATS, Arithmetic
+from wellnormed.proof.arithmetic import FORMATS, LARGEST, Arithmetic
 from wellnormed.proof.check import change_of, conclude
 from wellnormed.proof.claims import complete, prove
 from wellnormed.proof.decimals import decimals, root_down, rounding_up
+from wellnormed.proof.files import _KINDS, Stored
 from wellnormed.proof.functions import FUNCTIONS
 from wellnormed.proof.matrices import _symbols, absolute_kernel
 from wellnormed.proof.moves import Move
@@ -597,6 +598,11 @@ MOVED: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
     "partly cancelled": ([*CANCELLED, row("z", "times", "p", (1, 3, 2), factor=3.0), OUT], CANCELS),
     **{f"cancelled {when}": ([*CANCELLED, row("g", "times", "x", (1, 3, 2), factor="g"), row("z", "add", both,
         (1, 3, 2)), OUT], CANCELS) for when, both in (("before", "p g"), ("after", "g p"))},
+    "alike": ([start("x", 1, 4, 2), row("p", "pick", "x", (1, 4, 2), positions="p"), row("q", "pick", "x", (1, 4, 2),
+        offset=0, tables=[0, [-1] * 4, 1]), row("z", "add", "x p q", (1, 4, 2)), end("z", 1, 4, 2)],
+        {"p": np.array([[[1, 0], [3, 2], [5, 4], [6, 6]]])}),
+    "alike with gaps": ([start("x", 1, 4, 2), row("z", "pick", "x", (1, 4, 2), offset=0, tables=[0, 2, [0, -1]]),
+        end("z", 1, 4, 2)], {}),
     "halves of a cut": (
         [
             start("x", 1, 4), linear("y", "x", "w", 3, 1, 6),
@@ -938,6 +944,10 @@ CHANGED: list[tuple[str, Fields]] = [
         shape=(1, 2, len(sizes) // 2, 1), error=stated(*errors, shape=(1, 2, len(sizes) // 2, 1))).items())),
     ("softmax", SMALL | {"y.executed": ROUNDED | {"roundings": int(0.1 * 2**24)}}),
     ("mlp", {"y.claims.0.values": [1e300]}), ("cut", {"p.constants.tables.0": 2**39}),
+    ("rotated", {"c.constants.factor": 1.0, "tensors.f": -np.ones(2)}), ("rotated by thirds", {"s.constants": {
+        "factor": "f"}}), ("unequal neighbours", {"tensors.f": np.array([-2.0**600, 1])}),
+    ("scaling", {"y.claims.0.values": [4.0]}), ("margin", {"m": [HONEST["margin"][0][2], {**HONEST["margin"][0][2],
+        "name": "n", "constants": {"factor": 0.75}}]}),
     ("convolution", {"tensors.w": 2.0**700 * HONEST["convolution"][1]["w"], "y.claims.0.values": [2.0**702]}),
 ]  # fmt: skip
 """Valid documents that differ from one of the others."""
@@ -972,8 +982,9 @@ ORIGINALS: list[tuple[str, Fields]] = [
 HALVES = [row(each, "rounding", of, (1, 2, 2), dtype="bfloat16") for each, of in (("p", "d"), ("p2", "x"))]
 TOKENS: Fields = stating("x", 3, 4, 5, shape=(1, 3, 1), gain=stated(99, shape=(1, 1, 1)))
 REPORTS: list[tuple[str, Fields]] = [
-    ("mlp", {"document.original": {"w": "original/w"}, "tensors.original/w": I4[:2] * 1.5, "document.tensors": {
-        "w": Proof({"w": I4[:2]}).stored["w"].digest}, "document.lipschitz": "1.6875000000000001"}),
+    ("mlp", {"document.original": {"w": "original/w"}, "tensors.original/w": I4[:2] * 1.5, "document.tensors":
+        dict.fromkeys(("w", "tied"), Proof({"w": I4[:2]}).stored["w"].digest),
+        "document.lipschitz": "1.6875000000000001"}),
     ("mlp", {"document.each_sample": True, "tensors.v": I2, "document.fixed": ["v"]}), ("moves", {"p": HALVES}),
     ("margin", original(b=[3.0, 4.5])),
     ("margin", original(b=[3.0, 4.5]) | {"m.constants.factor": 1.0, "out.inputs.0": "y"}),
@@ -981,8 +992,8 @@ REPORTS: list[tuple[str, Fields]] = [
     ("embedding in a box", {}), ("convolution", {}), ("mlp", {f"{each}.executed": None for each in "xyz"}),
     ("embedding", TOKENS), ("embedding", {"x": [HONEST["embedding"][0][0], start("u", 1, 1, 2, claims=[claim("row_norm",
         "wide", 1), claim("diameter", "wide", 1.5)], radius=2.0)], "tensors.wide": I2}),
-    *(("clamp", {"x.constants": {"dtype": "float32", "low": low, "high": high}}) for low, high in ((-4e38, 4e38),
-        (-4e38, 1.0), (-1.0, 4e38))),
+    *(("clamp", {"x.constants": {"dtype": "float32", "low": low, "high": high}}) for low, high in ((-LARGEST[
+        "float32"], LARGEST["float32"]), (-4e38, 1.0), (-1.0, 4e38))),
 ]  # fmt: skip
 """Documents of which `bounds.json` has the report."""
 PARTLY: list[tuple[Any, ...]] = [
@@ -1030,11 +1041,13 @@ PARTLY: list[tuple[Any, ...]] = [
     ("mlp", "is empty", {"tensors.w": np.zeros((2, 0)), "x.shape.1": 1}),
     ("mlp", "neither a ball nor a box", {"x.constants.low": -0.1}),
     ("mlp", "must be an integer from 1", {"y.constants.parts": True}),
+    ("heads", "are not 2 norms", {"y/2.claims.0.values": [-1.125, 3.375]}),
     ("mlp", "must be a positive number", {"x.constants.radius": "1"}),
     *((name, "lead beyond", some) for name, some in (("cut", {"p.constants.offset": 3}), ("backwards",
         {"z.constants.offset": 4}))),
     ("mlp", "'shape' of an array is missing", {"x.radius": {"values": "1" * 2**20}}),
     ("mlp", "must be an array of at most", {"y.radius": stated(9)}),
+    ("mlp", "dtype uint16 is none", {"tensors.b": np.ones(2, np.uint16)}),
 ]  # fmt: skip
 """Forgeries that one operand of a condition refuses; with the whole condition dropped, something else does."""
 EACH = ((2, 1, 1), 2.0, 0, (1, 0, 0)), ((2, 1, 1), 3.0, 2, (1, 0, 0))
@@ -1045,7 +1058,8 @@ KERNEL = Proof({"w": np.arange(12.0).reshape(3, 2, 2)})
 CALLS: list[tuple[str, Callable[[], Any]]] = [
     ("of another arithmetic", lambda: concluded({"lanes": 8})),
     ("a folder has its tensors", lambda: with_files({}, tensors={})),
-    ("beyond all floats", lambda: Proof({"w": I2 * 2.0**1000}).claim("product", "w", "w", pairs=[[0, 0]], **PAIR)),
+    ("beyond all floats", lambda: Proof({"w": np.diag([2.0**1000, 1])}).claim("product", "w", "w", pairs=[[0, 0], [1,
+        1]], parts=[2, 2], transposed=[False, False])),
     ("three axes or more", lambda: Proof({"w": I2}).claim("taps", "w", groups=1)),
     ("is no matrix", lambda: KERNEL.claim("row_difference", "w", transposed=True)),
     ("do not fit its kernel", lambda: Proof({"w": I2}).claim("convolution", "w", size=[], stride=[], dilation=[],
@@ -1075,8 +1089,10 @@ CALLS: list[tuple[str, Callable[[], Any]]] = [
     ("keep its promise", lambda: promised((2, 2), *EACH).store("w", np.array([[1.0, 1.0], [1.0, 3.5]]))),
 ]  # fmt: skip
 """Calls that are refused, with words of the refusal."""
+TWO = packed({"u": ("F64", [1], [8, 16]), "v": ("F64", [1], [0, 8])}, bytes(16))
 FILES: list[tuple[Any, ...]] = [
-    ("a name stands twice", {"certificate.json": lambda x: x.replace(b'"fixed"', b'"lipschitz": "9", "fixed"')}),
+    ("a name stands twice in .*certificate.json", {"certificate.json": lambda x: x.replace(
+        b'"fixed"', b'"lipschitz": "9", "fixed"')}),
     ("has a number NaN", {"certificate.json": lambda x: x.replace(b'"fixed"', b'"comparison": NaN, "fixed"')}),
     ("cannot be printed", {"b.safetensors": packed({"\n": ("F64", [1], [0, 8])}, bytes(8))}),
     ("does not lie where", {"b.safetensors": packed({"u": ("F64", [1], [0, 8]), "v": ("F64", [1], [0, 8])},
@@ -1094,7 +1110,7 @@ LIMITS: list[tuple[str, str, str, int]] = [
     ("all of two", "has entries of 6 groups", "gather._GROUPS", 5),
     ("moves", "have 12 entries, more than", "gather._ENTRIES", 11),
     ("moves", "have 6 entries, more than", "gather._GROUP", 5),
-    ("moves", "kinds of groups", "gather._KINDS", 1),
+    *((name, "kinds of groups", "gather._KINDS", 0) for name in ("moves", "alike", "alike with gaps")),
     ("residual", "hold", "proof._HELD", 120),
     ("mlp", "has 4 entries, more than", "proof._ENTRIES", 3),
     ("promised", "promises are of 12 entries", "proof._PROMISED", 11),
@@ -1208,6 +1224,11 @@ def limited(name: str, limit: str, most: float) -> Report:
         return accepted(name, {})
 
 
+PARTS = [
+    *((words, partial(accepted, name, changes)) for name, words, changes in PARTLY),
+    ("header of .* bytes, more than", partial(with_files, {"a.safetensors": lambda x: x[:7] + b"1" + x[8:]})),
+]
+"""Words of a refusal, and the call of which a part of a condition refuses it."""
 CASES: list[tuple[str, Callable[[], Any]]] = [
     *((words, partial(accepted, name, changes)) for name, words, changes, *_ in FORGED), *CALLS,
     *((words, partial(with_files, *each)) for words, *each in FILES),
@@ -1364,17 +1385,19 @@ def edge(accept: Callable[[float], Any], low: float, high: float) -> str:
     return f"{high:.9g}"
 
 
-def edge_of(measure: str, *arrays: Any, **settings: Any) -> str:
-    """The least value of a claim on stored tensors that is proved, between 1 and 999."""
+def edge_of(measure: str, *arrays: Any, low: float = 1.0, **settings: Any) -> str:
+    """The least value of a claim on stored tensors that is proved, up to 999."""
     tensors = dict(zip("vw", map(np.asarray, arrays), strict=False))
     names = tuple("vw"[: len(arrays)])
-    return edge(lambda x: prove(complete(Claim(measure, names, (x,), settings)), tensors.__getitem__), 1.0, 999.0)
+    return edge(lambda x: prove(complete(Claim(measure, names, (x,), settings)), tensors.__getitem__), low, 999.0)
 
 
 EDGES: dict[str, Callable[[], str]] = {
     "spectral": partial(edge_of, "spectral", SLANTED), "product": partial(edge_of, "product", SLANTED, SLANTED, **PAIR,
         pairs=[[0, 0]]), "convolution": partial(edge_of, "convolution", IMAGES,
         size=[5, 4], stride=[2, 1], dilation=[1, 2], groups=1), "group_norm": partial(edge_of, "group_norm", [3.0, 4]),
+    **{f"product of {name}": partial(edge_of, "product", some, I2[:, 1:], low=0.0, **PAIR, pairs=[[0, 0]])
+        for name, some in (("orthogonal vectors", I2[:, :1]), ("zero", 0 * I2[:, :1]))},
     "slope": partial(edge, lambda x: accepted("slope", {"j.constants.bound": x}), 1.0, 99.0),
     "margin": partial(edge, lambda x: accepted("margin", {"t.constants": {"divisor": 3.0}, "m.constants.factor": x}),
         0.1, 9.0),
@@ -1389,6 +1412,7 @@ SPLIT: list[tuple[str, int, Callable[[], str]]] = [
     ("moves._BLOCK", 1, partial(digits, "factors", {"tensors.f": np.array([0.5, 0.3])})),
     *(("gather._PAIRS", most, partial(digits, "rotated by thirds")) for most in (7, 8)),
     ("gather._BLOCK", 2, partial(digits, "moves")), ("value._BLOCK", 1, partial(digits, "backwards")),
+    ("claims._BLOCK", 4, CLAIMED[9]),
     *(("matrices._BLOCK", 1, call) for call in (EDGES["convolution"], CLAIMED[-2], partial(claimed, "convolution",
         np.ones((3, 2, 1)), size=[9], stride=[16], dilation=[1], groups=1))),
     ("matrices._BLOCK", 100, lambda: str([x.shape for x in _symbols(SIGNED, (9,), (1,), (1,), 2)])),
@@ -1425,6 +1449,12 @@ def results() -> dict[str, Callable[[], str]]:
         "convolution", np.ones((3, 2, 1)), size=[9], stride=[50], dilation=[1], groups=1)), 0.0, 4096.0)  # fmt: skip
     calls |= {f"report {i}: {name}": partial(reported, name, changes) for i, (name, changes) in enumerate(REPORTS)}
     calls |= {"change of no row": lambda: str(change_of([], None)), "caps": lambda: str(Promise("w", (9,), (*CAPPED,)))}
+    calls["stored"] = lambda: str([Stored(kind, (2,), bytes(range(9, 9 + 2 * np.dtype(form).itemsize))).array().tolist()
+        for kind, form in _KINDS.items()])  # fmt: skip
+    calls["files in another order"] = partial(with_files, {"b.safetensors": TWO})
+    calls |= {f"limit of files {i}": partial(edge, lambda x, limit=limit, files=files: with_files(files, limit, int(x)),
+        0.0, 2.0**14) for i, (limit, files) in enumerate((("files._NESTED", {}), ("files._TEXT", {}), ("files._TEXT",
+        {"b.safetensors": packed({"__metadata__": " " * 9999}, b"")})))}  # fmt: skip
     calls |= {"numbers": partial(those_read, int, Size, Offset, float, Positive), "a kept cap": partial(kept, 1.1)}
     calls |= {f"room {name}": partial(room, name) for name in MOVED}
     calls |= {f"limit {i}: {each}": partial(edge, partial(limited, name, each), 0.0, 4096.0)

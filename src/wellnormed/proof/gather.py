@@ -92,7 +92,7 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
     require_few_groups(shape, axes)
     moving = [(term.base, term) for term in value.terms if isinstance(term.base, Base)]
     entries, bounds = math.prod(shape) * len(value.terms), _unmoved(moving, shape, axes)
-    blocks = np.array_split(np.arange(math.prod(outer)), min(-(-entries // _BLOCK) or 1, math.prod(outer)))
+    blocks = np.array_split(np.arange(math.prod(outer)), min(-(-entries // _BLOCK), math.prod(outer)))
 
     def by_group(array: np.ndarray | None, groups: np.ndarray) -> np.ndarray:
         """Broadcast to the value's shape, and take some groups: `(groups, entries)`; None stands for ones."""
