@@ -6,6 +6,7 @@ from numbers import Integral, Real
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from wellnormed._ranges import Range
 
@@ -81,7 +82,8 @@ def require_module(where: str, model: object) -> None:
         raise ValueError(f"{where}: model is {kind}; pass the model itself, a torch.nn.Module")
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError(f"{where}: model is TorchScript; pass the torch.nn.Module that it was made from")
-    if made := [name for name, each in (*model.named_parameters(), *model.named_buffers()) if each.is_inference()]:
+    named = (*model.named_parameters(), *model.named_buffers())
+    if made := [name for name, each in named if not is_lazy(each) and each.is_inference()]:
         raise ValueError(
             f"{where}: {made[0]} was made under torch.inference_mode(), so nothing may write into it; pass "
             "copy.deepcopy(model), made outside"

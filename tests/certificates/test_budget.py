@@ -384,6 +384,9 @@ def refusals():
     some = torch.optim.SGD(model[0].parameters(), lr=0.1)
     yield some, {"lipschitz": 5.0, "example_input": X, "norms": model}, "one optimizer, which lacks 1.f.0.weight"
     yield wn.Muon(model, recipe="muon"), {"lipschitz": 5.0, "example_input": X}, "no cap holds '0.bias'"
+    broken = residual()
+    nn.init.constant_(broken[0].weight, math.nan)
+    yield wn.Scion(broken), {"lipschitz": 5.0, "example_input": X}, "parameter '0.weight' holds NaN .*; load other"
     batch = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
     yield wn.Scion(batch), {"lipschitz": 5.0, "example_input": X}, "BatchNorm1d changes its running statistics"
 

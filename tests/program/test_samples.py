@@ -367,6 +367,8 @@ def test_certificates_and_programs_are_copied_and_pickled() -> None:
     for again in (copy.deepcopy(certificate), pickle.loads(pickle.dumps(certificate))):
         assert again.lipschitz.exact == certificate.lipschitz.exact
         torch.testing.assert_close(again.program(x), model(x))
+    with pytest.raises(ValueError, match="unpickled program can be run, and no more; capture the model again"):
+        certify(again.program)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from wellnormed.certificates.sizes import UNITS, Unit, entries_of, slope
 from wellnormed.certificates.within import Capped, Within, constant_of
 from wellnormed.constraints import ColumnCap, Constraint, Constraints, HardCap
 from wellnormed.constraints.caps import EntryCap
-from wellnormed.constraints.matching import attach, matched, norms_of
+from wellnormed.constraints.matching import attach, matched, norms_of, require_finite
 from wellnormed.constraints.step_lengths import BoundsItsSteps
 from wellnormed.norms import BiasRMS, Norm
 from wellnormed.parallel.layout import whole
@@ -96,6 +96,7 @@ def constrain_to(
                     stored = [name for name in names[a.name] if name in program.stored]
                     promises |= {name: any_entries(name, a.parameter) for name in stored}
                 elif constraint is None:
+                    require_finite(a.name, a.parameter)
                     kinds[a.name], norm = _kind(a)
                     least = 0.25 if asked.of_logits and isinstance(norm, BiasRMS) else 1.0
                     norms_now[a.name] = float(norm.upper_bound(whole(a.parameter.detach())))

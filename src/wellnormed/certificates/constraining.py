@@ -53,7 +53,8 @@ def constrain(
     optimizers, whose constraints act within the step itself. For any other optimizer, register your own pre-hooks
     before this call and your own post-hooks after it, and do not write weights in a closure; post-hooks that write
     weights come after this call for all optimizers. Each constraint's text states what it guarantees, if anything. A
-    copied or unpickled optimizer of this library keeps its constraints.
+    copied or unpickled optimizer of this library keeps its constraints; those of `lipschitz` and `largest_logit` can be
+    copied, and not pickled.
 
     Args:
         optimizer: Any optimizer. Those of `wellnormed.optim` know their parameters' names and norms and the norm of

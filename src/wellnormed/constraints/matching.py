@@ -67,6 +67,12 @@ def matched(constraints: Mapping[str, Constraint], norms: Assignment) -> Matched
     return norms.match(constraints, "constraints of constrain", why_not)
 
 
+def require_finite(name: str, parameter: Tensor) -> None:
+    """Refuse a parameter that no constraint can bound."""
+    if whole((~parameter.detach().isfinite()).sum()) > 0:
+        raise ValueError(f"parameter {name!r} holds NaN or infinity, which nothing bounds; load other values")
+
+
 def attach(
     optimizer: torch.optim.Optimizer,
     constraints: Mapping[str, Constraint],
@@ -95,8 +101,7 @@ def attach(
                 f"parameter {name!r} is a meta tensor and has no values for {constraint!r} to bound; make them "
                 "with model.to_empty(device=...) and an initialisation, then constrain"
             )
-        if whole((~a.parameter.detach().isfinite()).sum()) > 0:
-            raise ValueError(f"parameter {name!r} holds NaN or infinity, which nothing bounds; load other values")
+        require_finite(name, a.parameter)
         assert a.norm is not None, "no constraint serves a parameter without a norm"
         constrained[name] = Constrained(name, a.parameter, a.norm, constraint)
     _refuse_shared_memory(norms)

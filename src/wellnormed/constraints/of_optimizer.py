@@ -75,7 +75,8 @@ class Constraints:
     that measures or projects, and `load_state_dict` are collective calls. What is remembered is the same everywhere.
 
     A copied or unpickled optimizer of this library keeps its constraints. One of another library does not, as torch
-    copies no hooks: copy this object, which copies its optimizer, or both together.
+    copies no hooks: copy this object, which copies its optimizer, or both together. Constraints that hold the graph of
+    a model, for `lipschitz=` or `largest_logit=`, can be copied, and not pickled: save their `state_dict()`.
     """
 
     def __init__(

@@ -114,6 +114,8 @@ class Program:
     @cached_property
     def depends(self) -> Dependence:
         """Which nodes depend on the certified input, and which only on its integers."""
+        if any("val" not in node.meta for node in self.nodes if node.op == "call_function"):
+            raise ValueError("an unpickled program can be run, and no more; capture the model again, or deepcopy it")
         return dependence(self.nodes, self.inputs)
 
     def groups(self, node: fx.Node) -> tuple[int, ...]:
