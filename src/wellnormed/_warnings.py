@@ -6,11 +6,7 @@ import warnings
 
 def warn(message: str) -> None:
     """Warn at the innermost call that comes neither from this package nor from torch."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and _package(frame.f_globals) in ("wellnormed", "torch", "contextlib"):
+    level, frame, ours = 2, sys._getframe(1), ("wellnormed", "torch", "contextlib")
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ours:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
-
-
-def _package(names: dict[str, object]) -> str:
-    return str(names.get("__name__")).partition(".")[0]

@@ -53,7 +53,7 @@ def tokenizer_of(name: str, symbols: str | None = None) -> Tokenizer:
         case "bytes":
             token_bytes = np.ones(256, np.int64)
             token_bytes[0] = 0
-            return Tokenizer("bytes", 256, 0, _bytes_of, _text_of, token_bytes)
+            return Tokenizer("bytes", 256, 0, _bytes_of, lambda each: bytes(each).decode(errors="replace"), token_bytes)
         case "characters":
             assert symbols is not None
             token_bytes = np.array([len(symbol.encode()) for symbol in symbols])
@@ -97,7 +97,3 @@ def _bytes_of(text: str) -> np.ndarray:
     if 0 in content:
         raise ValueError("a text holds the byte 0, which ends documents here; remove it, or use the tokenizer gpt2")
     return np.frombuffer(content, np.uint8).astype("<u2")
-
-
-def _text_of(tokens: list[int]) -> str:
-    return bytes(tokens).decode(errors="replace")

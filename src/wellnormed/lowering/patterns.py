@@ -227,9 +227,6 @@ class _Logits:
         self._multiply(abs(1 / float(by)) * (1 + 2.0**-52) if divides else abs(float(by)), by)
         return logits
 
-    def _divided(self, logits: Any, by: Any) -> Any:
-        return self._multiplied(logits, by, divides=True)
-
     def _multiply(self, size: float, sign: float) -> None:
         self.shrinks, self.grows = self.shrinks or size < 1, self.grows or size > 1
         self.scale *= size * (1 + 2.0**-52) if self.scale != 1 else size
@@ -263,7 +260,7 @@ class _Logits:
 
     _STEPS: ClassVar[dict[str, Callable[..., Any]]] = {
         "mul": _multiplied,
-        "div": _divided,
+        "div": partial(_multiplied, divides=True),
         "add": _sum,
         "masked_fill": _masked,
         "where": _chosen,

@@ -10,7 +10,7 @@ from wellnormed._inputs import require_numbers
 from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
 from wellnormed.optim.around import Around, stepping
 from wellnormed.optim.parts import Group
-from wellnormed.optim.validation import gradient_sizes, refuse_gradient, refuse_not_finite
+from wellnormed.optim.validation import gradient_sizes, others, refuse_gradient, refuse_not_finite, warn_of_unmoved
 from wellnormed.parallel import Job, Placement
 from wellnormed.parallel.layout import local, local_parts
 from wellnormed.parallel.placement import in_buckets
@@ -55,11 +55,12 @@ class Clipped(Around):
         True
     """
 
-    _kept = ("inner", "gain", "weight_decay", "assignment", "attached")
+    _kept = ("inner", "gain", "weight_decay", "assignment", "attached", "_left_out")
     gain: float
     weight_decay: float
     assignment: Assignment
     attached: list[Any]
+    _left_out: set[str]
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, gain: float, *, norms: nn.Module | Assignment, weight_decay: float = 0.0
@@ -80,7 +81,8 @@ class Clipped(Around):
                 f"Clipped: a parameter of shape {tuple(unknown[0].shape)} of the optimizer is not in norms=; assign "
                 "norms to the same model, after it was moved, wrapped or unfrozen"
             )
-        values = (optimizer, float(gain), float(weight_decay), assignment, [])
+        left_out = set(others(assignment.model(), set(members)))  # which other optimizers move
+        values = (optimizer, float(gain), float(weight_decay), assignment, [], left_out)
         self.__setstate__(dict(zip(self._kept, values, strict=True)))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -160,6 +162,8 @@ class Clipped(Around):
             refuse_gradient(a.name, a.parameter, gradients[a.name], self.state.get(a.parameter, {}))
         refuse_not_finite(gradient_sizes(gradients), 0)
         self.places.look()
+        held = {p for group in self.param_groups for p in group["params"]}
+        warn_of_unmoved(others(self.assignment.model(), held), self._left_out)
         for follower in self.attached:
             follower.before(self, follower.changes())
         starts: dict[Tensor, Tensor] = {a.parameter: a.parameter.detach().clone() for a, _ in clipped}

@@ -112,8 +112,7 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     def _elsewhere(self, frozen: bool = False) -> dict[str, Tensor]:
         """The trained parameters of the model, as it is now, that are in no group; with `frozen`, the others too."""
-        named = () if self.model is None else self.model.named_parameters()
-        return {name: p for name, p in named if (frozen or p.requires_grad) and p not in self._norms}
+        return validation.others(self.model, self._norms, frozen)
 
     def __str__(self) -> str:
         """What the next step will use: for every parameter its norm, radius, learning rate and cap, and why."""
@@ -352,10 +351,7 @@ class ConditionalGradient(torch.optim.Optimizer):
             return
         if all(p.grad is None or p in self._norms for p, _ in standing(self.model)):
             return
-        moving = [name for name, p in self._elsewhere().items() if p.grad is not None]
-        if unmoved := [name for name in moving if name not in self._left_out]:
-            self._left_out.update(unmoved)
-            warn(validation.UNMOVED.format(", ".join(unmoved[:3]) + ", ..." * bool(unmoved[3:])))
+        validation.warn_of_unmoved(self._elsewhere(), self._left_out)
 
     def _plan(self, gradients: Mapping[str, Tensor]) -> None:
         """Refuse gradients of another kind than their parameter, and find the batches of parameters that have one.

@@ -5,7 +5,7 @@ The others are refused before anything is changed, by a `ValueError` that names 
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.distributed import ProcessGroup
 from wellnormed._devices import recording
 from wellnormed._finite import sizes
 from wellnormed._inputs import require_flags, require_hashable, require_numbers, require_patterns
+from wellnormed._warnings import warn
 from wellnormed.norms import Norm
 from wellnormed.optim.fallback import AdamWSettings
 from wellnormed.optim.parts import MEMORIES, Direction, Group, StepRule, rule_of
@@ -52,6 +53,19 @@ UNCAPPED = (
 
 AVERAGES = ("momentum_buffer", "exp_avg", "exp_avg_sq")
 """Keys of the tensors that an optimizer's state holds in the shape of their parameter."""
+
+
+def others(model: nn.Module | None, held: Container[Tensor], frozen: bool = False) -> dict[str, Tensor]:
+    """The trained parameters of a model that are not held, by name; with `frozen`, the others too."""
+    named = () if model is None else model.named_parameters()
+    return {name: p for name, p in named if (frozen or p.requires_grad) and p not in held}
+
+
+def warn_of_unmoved(elsewhere: Mapping[str, Tensor], known: set[str]) -> None:
+    """Warn, once for each, of parameters that joined the model later, have a gradient, and are in no group."""
+    if unmoved := [name for name, p in elsewhere.items() if p.grad is not None and name not in known]:
+        known.update(unmoved)
+        warn(UNMOVED.format(", ".join(unmoved[:3]) + ", ..." * bool(unmoved[3:])))
 
 
 class NonFiniteGradientError(ValueError):
