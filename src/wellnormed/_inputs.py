@@ -82,11 +82,11 @@ def require_module(where: str, model: object) -> None:
         raise ValueError(f"{where}: model is {kind}; pass the model itself, a torch.nn.Module")
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError(f"{where}: model is TorchScript; pass the torch.nn.Module that it was made from")
-    named = (*model.named_parameters(), *model.named_buffers())
+    named = () if torch.is_inference_mode_enabled() else (*model.named_parameters(), *model.named_buffers())
     if made := [name for name, each in named if not is_lazy(each) and each.is_inference()]:
         raise ValueError(
-            f"{where}: {made[0]} was made under torch.inference_mode(), so nothing may write into it; pass "
-            "copy.deepcopy(model), made outside"
+            f"{where}: {made[0]} was made under torch.inference_mode(), so nothing may write into it outside; pass "
+            "copy.deepcopy(model)"
         )
 
 

@@ -224,7 +224,7 @@ def test_it_may_be_done_again_and_a_failure_changes_nothing():
     assert again.floors == pytest.approx(floors, rel=1e-3)  # eps is no longer added below the roots
     kinds, ball = [type(module) for module in model.modules()], wn.nn.BallProjection(0.5)
     model.append(ball)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    with pytest.raises(ValueError, match="shapes cannot be multiplied"):
         wn.calibrate(model, [VECTORS, VECTORS[:, :3]])
     assert [type(module) for module in model.modules()] == [*kinds, wn.nn.BallProjection]
     assert ball.radius == 0.5

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from wellnormed.matrix._symmetric import WIDE_ENOUGH, full_product, symmetric_product, times_symmetric
+from wellnormed.matrix._symmetric import _WIDE_ENOUGH, full_product, symmetric_product, times_symmetric
 
 from .conftest import normal
 
@@ -16,7 +16,7 @@ def no_grad():
 
 @pytest.mark.parametrize(
     ("n", "batch"),
-    [(1, (2, 2)), (WIDE_ENOUGH - 1, ()), (WIDE_ENOUGH, (1,)), (WIDE_ENOUGH + 1, (1, 2)), (WIDE_ENOUGH + 45, ())],
+    [(1, (2, 2)), (_WIDE_ENOUGH - 1, ()), (_WIDE_ENOUGH, (1,)), (_WIDE_ENOUGH + 1, (1, 2)), (_WIDE_ENOUGH + 45, ())],
 )
 @pytest.mark.parametrize("transposed", [False, True])
 def test_symmetric_product_is_the_product(n, batch, transposed):
@@ -32,9 +32,9 @@ def test_symmetric_product_is_the_product(n, batch, transposed):
 
 def test_panels_save_operations():
     """What is above the diagonal blocks is copied from below: a wrong upper triangle of `b` is never read for it."""
-    a = normal(WIDE_ENOUGH, WIDE_ENOUGH)
+    a = normal(_WIDE_ENOUGH, _WIDE_ENOUGH)
     a = a + a.mT
-    b, last = a.clone(), 3 * -(-WIDE_ENOUGH // 4)
+    b, last = a.clone(), 3 * -(-_WIDE_ENOUGH // 4)
     b[:, last:] = float("nan")  # the last panel's columns, for entries (i, j >= last) of the product with i < last
     value = symmetric_product(a, b)
     assert not value[:last, :last].isnan().any()

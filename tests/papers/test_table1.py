@@ -44,7 +44,7 @@ def test_rows_with_lt_s_measure_are_compared_in_it_and_rows_without_are_not():
     assert not any("as LT has it" in line.what + line.ours for line in lines)
     rows = [row(n, largest_of_stream=x, largest_rms_of_stream=20 - x) for n, x in zip(names, (9.0, 7.0), strict=True)]
     lines = {line.what: line for line in verdicts(rows, "paper")}
-    assert "9 as LT has it, RMS 11" in lines["NanoGPT"].ours
+    assert "9 where LT reads it, RMS 11" in lines["NanoGPT"].ours
     assert lines["NanoGPT"].published.endswith("largest entry 91648, RMS 24092")
     assert lines["largest entry as LT has it: which of two rows is lower"].verdict == "reached"
     turned = lines["largest RMS as LT has it: which of two rows is lower"]

@@ -9,7 +9,7 @@ more products to save operations, or 16 bits to save time, pays only for larger 
 and in 16 bits of batches, as of eight of side 64. The number is assumed and not measured at run time, so that machines
 of one kind compute the same bits, whatever else they do."""
 _PANELS = 4
-WIDE_ENOUGH = round((32 * _PANELS * CALL) ** (1 / 3))
+_WIDE_ENOUGH = round((32 * _PANELS * CALL) ** (1 / 3))
 """The side from which panels of columns are used on a CPU. Starting the product of a panel, `n^3 / 4` multiplications,
 then takes 1/32 of its time, which is little beside the 3/8 of all operations that are saved. (Measured on one machine,
 in float32: no time is saved at 512, a tenth at 768, and three tenths for a Gram matrix of four times as many rows.)"""
@@ -25,7 +25,7 @@ def symmetric_product(
     dimension is allowed.
     """
     n = a.shape[-2]
-    if n < WIDE_ENOUGH or a.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if n < _WIDE_ENOUGH or a.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return full_product(a, b, c, beta=beta, alpha=alpha)
     value = a.new_empty(*a.shape[:-1], n)
     panel = -(-n // _PANELS)

@@ -28,14 +28,13 @@ from wellnormed.matrix._checks import (
     working_dtype,
 )
 from wellnormed.matrix._spectral_function import Sign, differentiable, zero_tolerance
-from wellnormed.matrix._symmetric import CALL, WIDE_ENOUGH, symmetric_product, times_symmetric
+from wellnormed.matrix._symmetric import CALL, symmetric_product, times_symmetric
 from wellnormed.matrix.coefficients import BFLOAT16_ERROR, CoefficientSet, Step, check_dtype, get
 
 METHODS = ("auto", "newton-schulz", "bfloat16", "svd")
 _NOTHING = 2.0**-60
-"""Entries at or below it count as 0 in float32 beside a Frobenius norm of 1. The momentum of a unit that never fires
-decays into denormal numbers, for which products in float32 on a CPU take ten times as long; its instructions for
-bfloat16 take them for 0. No set enlarges 2^-60 to the rounding of 1."""
+"""Entries at or below it count as 0 beside a Frobenius norm of 1. The momentum of a unit that never fires decays into
+denormal numbers, for which products on a CPU take ten times as long; no set enlarges 2^-60 to the rounding of 1."""
 _SMALL = 2.0**-30
 """From here to its inverse, the sum of the squares of a matrix with this Frobenius norm is accurate in float32."""
 _LONG = 2**16  # terms up to which a float32 sum of squares is off by less than 1e-6
@@ -164,42 +163,20 @@ def _exact(x: Tensor, *_: Tensor) -> Tensor:
 
 def _polynomial(x: Tensor, *_: Tensor, chosen: CoefficientSet, half: bool) -> Tensor:
     """The polynomial of a set, of `(m, n)` or `(batch, m, n)`, with products in bfloat16 if `half`."""
-    m, n = x.shape[-2:]
-    flipped = m <= n if half else m < n  # of square matrices `X X^T` takes 4% less time in bfloat16 than `X^T X`
-    tall = x.mT if flipped else x
-    work = _normalised(tall.to(working_dtype(x)), chosen)
+    if x.shape[-2] < x.shape[-1]:
+        return _polynomial(x.mT, chosen=chosen, half=half).mT.contiguous()
+    work = _normalised(x.to(working_dtype(x)), chosen)
     if work.ndim == 3 and work.shape[0] == 1:
         work = work[0]
-    if half or x.dtype.itemsize == 2:
-        work = work.to(torch.bfloat16 if half else x.dtype)
     if work.dtype == torch.float32:
         torch.hardshrink(work, _NOTHING, out=work)
+    if half or x.dtype.itemsize == 2:
+        work = work.to(torch.bfloat16 if half else x.dtype)
     paired = work.shape[-2] >= 2 * work.shape[-1] and (work.dtype.itemsize > 2 or chosen.bears_half_rounding)
-    if work.ndim == 3 and not paired and work.shape[-1] < WIDE_ENOUGH:
-        work = _in_place(work, chosen.steps)
-    else:
-        count = 2 if paired else 1
-        for i in range(0, len(chosen.steps), count):
-            work = newton_schulz(work, *chosen.steps[i : i + count])  # reusing the name frees the previous matrix
-    value = work.to(x.dtype).reshape(tall.shape)
-    return value.mT.contiguous() if flipped else value
-
-
-def _in_place(x: Tensor, steps: tuple[Step, ...]) -> Tensor:
-    """`newton_schulz` for every step, of a batch of small matrices, which it overwrites.
-
-    Small products take so little time that new memory for each, and the functions that choose how, count.
-    """
-    left = not x.is_contiguous()
-    x = x.mT if left else x
-    y, g = torch.empty_like(x), x.new_empty(len(x), *(min(x.shape[-2:]),) * 2)
-    r = torch.empty_like(g)
-    for a, b, c in steps:
-        torch.bmm(x if left else x.mT, x.mT if left else x, out=g)
-        torch.baddbmm(g, g, g, beta=b, alpha=c, out=r) if c else torch.mul(g, b, out=r)
-        torch.baddbmm(x, r if left else x, x if left else r, beta=a, out=y)
-        x, y = y, x
-    return x.mT if left else x
+    count = 2 if paired else 1
+    for i in range(0, len(chosen.steps), count):
+        work = newton_schulz(work, *chosen.steps[i : i + count])  # reusing the name frees the previous matrix
+    return work.to(x.dtype).reshape(x.shape)
 
 
 def _normalised(x: Tensor, chosen: CoefficientSet) -> Tensor:
@@ -210,8 +187,7 @@ def _normalised(x: Tensor, chosen: CoefficientSet) -> Tensor:
     """
     plain = chosen.scale == 1 and not chosen.epsilon and not unread(x)
     norm = _frobenius(x) if plain else None
-    lengths = [0.0] if norm is None else norm.flatten().tolist()
-    if not (min(lengths) > _SMALL and sum(lengths) < 1 / _SMALL):  # a sum shows NaN, too
+    if norm is None or not all(_SMALL < one < 1 / _SMALL for one in norm.flatten().tolist()):
         x = x / finite_scale(x, "x")
         # The largest entry is at least 1/2, so only a zero matrix has a smaller norm.
         norm = chosen.scale * _frobenius(x).clamp_min(0.5) + chosen.epsilon
