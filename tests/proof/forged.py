@@ -948,6 +948,8 @@ CHANGED: list[tuple[str, Fields]] = [
         "factor": "f"}}), ("unequal neighbours", {"tensors.f": np.array([-2.0**600, 1])}),
     ("scaling", {"y.claims.0.values": [4.0]}), ("margin", {"m": [HONEST["margin"][0][2], {**HONEST["margin"][0][2],
         "name": "n", "constants": {"factor": 0.75}}]}),
+    ("mlp", {"tensors.b": np.full(2, 2**53 - 1), "y.claims.1.values": [2.0**54]}),
+    *(("clamp", {"x.constants": {"dtype": "float32", "low": low, "high": high}}) for low, high in ((-1, 3), (-3, 1))),
     ("convolution", {"tensors.w": 2.0**700 * HONEST["convolution"][1]["w"], "y.claims.0.values": [2.0**702]}),
 ]  # fmt: skip
 """Valid documents that differ from one of the others."""
