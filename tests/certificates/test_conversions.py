@@ -149,18 +149,13 @@ def test_a_weight_that_is_widened_is_the_same_weight() -> None:
 
 
 SILENT: dict[str, Callable[[Tensor], Tensor]] = {
-    "to": lambda x: x.to(HALF),
-    "half": lambda x: x.half().float(),
-    "type_as": lambda x: x.type_as(torch.ones(1, dtype=HALF)),
-    "to another": lambda x: x.to(torch.ones(1, dtype=HALF)),
-    "mean": lambda x: x.mean(-1, keepdim=True, dtype=HALF),
-    "sum": lambda x: x.sum(1, dtype=HALF),
+    "to": lambda x: x.to(HALF), "half": lambda x: x.half().float(),
+    "type_as": lambda x: x.type_as(torch.ones(1, dtype=HALF)), "to another": lambda x: x.to(torch.ones(1, dtype=HALF)),
+    "mean": lambda x: x.mean(-1, keepdim=True, dtype=HALF), "sum": lambda x: x.sum(1, dtype=HALF),
     "softmax": lambda x: torch.softmax(x, -1, dtype=HALF),
-    "written": lambda x: torch.zeros_like(x, dtype=HALF).copy_(x),
-    "a slice that is written": lambda x: _written(x),
-    "added in place": lambda x: torch.zeros_like(x, dtype=HALF).add_(x),
-    "autocast": lambda x: _multiplied(x),
-}
+    "written": lambda x: torch.zeros_like(x, dtype=HALF).copy_(x), "a slice that is written": lambda x: _written(x),
+    "added in place": lambda x: torch.zeros_like(x, dtype=HALF).add_(x), "autocast": lambda x: _multiplied(x),
+}  # fmt: skip
 
 
 def _written(x: Tensor) -> Tensor:
@@ -180,10 +175,7 @@ def test_every_conversion_that_rounds_is_listed() -> None:
         return sum(each.float().flatten(1).sum(1, keepdim=True) for each in found)
 
     certificate = certified(of(all_of))
-    assert {dtype: len(rows) for dtype, rows in certificate.rounds.items()} == {
-        "bfloat16": len(SILENT) - 1,
-        "float16": 1,
-    }
+    assert {kind: len(rows) for kind, rows in certificate.rounds.items()} == {"bfloat16": len(SILENT) - 1, "float16": 1}
     for dtype, rows in certificate.rounds.items():
         count = f"{len(rows)} conversion{'s' * (len(rows) > 1)} to {dtype}"
         assert f"rounds: {count}, counted as the identity (" in str(certificate)
@@ -256,18 +248,17 @@ STEPS: dict[str, Callable[[Tensor], Tensor]] = {
     "8 bits, softly": lambda x: x + (x.to(torch.float8_e5m2).float() - x).detach(),
     "8 bits without a sign of zero": lambda x: x.to(torch.float8_e4m3fnuz).float(),
     "8 bits of exponent": lambda x: x.abs().to(torch.float8_e8m0fnu).float(),
-    "8 bits as the result": lambda x: x.to(EIGHT),
-    "integers": lambda x: x.to(torch.int32).float(),
-    "bytes": lambda x: x.byte().float(),
-    "truth": lambda x: x.bool().float(),
+    "8 bits as the result": lambda x: x.to(EIGHT), "integers": lambda x: x.to(torch.int32).float(),
+    "bytes": lambda x: x.byte().float(), "truth": lambda x: x.bool().float(),
     "a sum of integers": lambda x: x.sum(-1, keepdim=True, dtype=torch.int64).float(),
     "written into integers": lambda x: torch.zeros_like(x, dtype=torch.int32).copy_(x).float(),
-    "rounded": lambda x: torch.round(x * 8) / 8,
-    "bits": lambda x: x.view(torch.int32).view(torch.float32),
+    "rounded": lambda x: torch.round(x * 8) / 8, "bits": lambda x: x.view(torch.int32).view(torch.float32),
+    "a sign": lambda x: x.sign() * x, "a threshold": lambda x: (x > 0).float(),
+    "a quotient": lambda x: x / x.flip(-1),
     "fake quantization": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
     "quantization": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(),
     "complex": lambda x: x.to(torch.complex64).real,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -132,14 +132,6 @@ def test_a_weight_without_a_gradient_counts_no_step():
     assert reach["0.weight.reach"] < reach["1.weight.reach"] <= CAP
 
 
-def test_weights_of_one_shape_are_projected_in_one_batch(projections):
-    model, optimizer, _ = start(HardCap(CAP, every=4), lr=0.01, count=3)
-    for _ in range(8):
-        push(model)
-        optimizer.step()
-    assert projections == {3: 2}
-
-
 @pytest.mark.parametrize(
     ("every", "message"), [(0, "every=0 must be at least 1"), (-3, "at least 1"), (2.5, "whole number"), (True, "bool")]
 )

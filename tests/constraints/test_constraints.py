@@ -60,19 +60,6 @@ def test_the_cap_is_proved_after_every_step(kind, shape, cap, every, rates, deca
         assert constraints.proved_ratios()["weight"] <= 1
 
 
-def test_per_head_caps_bind_every_head(generator):
-    model = nn.Linear(16, 16, bias=False)
-    norm = wn.norms.PerHead(4)
-    optimizer = wn.Scion(wn.assign_norms(model, overrides={"weight": norm}), lr=0.2)
-    wn.constrain(optimizer, {"weight": wn.HardCap(1.5)})
-    for _ in range(20):
-        model.weight.grad = torch.randn(16, 16, generator=generator)
-        optimizer.step()
-    bounds = norm.inner.upper_bound(model.weight.view(4, 4, 16))
-    assert float(bounds.amax()) <= 1.5
-    assert float(bounds.amin()) > 1.0  # every head was driven to its cap
-
-
 @pytest.mark.parametrize("settings", [{"weight_decay": 0.5}, {"step_rule": "constrained", "radius": 1.5}], ids=str)
 def test_a_cap_undoes_the_step_less_its_decay(settings):
     """So a weight that is pushed outwards stays at its cap, as without a decay."""
@@ -163,7 +150,8 @@ def test_removed_constraints_no_longer_act():
     model = nn.Linear(4, 4, bias=False)
     optimizer = wn.Scion(wn.assign_norms(model), lr=1.0)
     constraints = wn.constrain(optimizer, {"weight": wn.HardCap(0.1)})
-    constraints.remove()
+    for _ in range(2):  # to remove them again changes nothing
+        constraints.remove()
     model.weight.grad = torch.eye(4)
     optimizer.step()
     assert constraints.proved_ratios()["weight"] > 1

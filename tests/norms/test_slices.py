@@ -10,23 +10,18 @@ from wellnormed.norms.spectral import MatrixNorm
 from wellnormed.routing import Assignment
 
 LIFTED: dict[str, tuple[MatrixNorm, tuple[int, ...]]] = {
-    "fused": (Split(3), (12, 5)),
-    "fused, sizes told": (Split((4, 4, 4)), (12, 5)),
-    "experts": (Experts(), (3, 4, 5)),
-    "fused experts": (Experts(Split(2)), (3, 4, 5)),
-    "heads of parts": (Split(3, wn.norms.PerHead(2)), (12, 5)),
+    "fused": (Split(3), (12, 5)), "fused, sizes told": (Split((4, 4, 4)), (12, 5)), "experts": (Experts(), (3, 4, 5)),
+    "fused experts": (Experts(Split(2)), (3, 4, 5)), "heads of parts": (Split(3, wn.norms.PerHead(2)), (12, 5)),
     "kernel by patches": (SpectralConv(mode="patches", groups=2), (4, 3, 2, 2)),
-    "kernel of one tap": (SpectralConv(), (4, 3, 1, 1)),
-    "pixels": (wn.Spectral(units="pixels"), (4, 9)),
+    "kernel of one tap": (SpectralConv(), (4, 3, 1, 1)), "pixels": (wn.Spectral(units="pixels"), (4, 9)),
     "unequal parts": (Split((4, 2)), (6, 5)),
     "parts of the inputs": (Split(2, wn.Spectral(input_axis=0), dim=1), (4, 6)),
     "unequal parts of experts": (Experts(Split((4, 2))), (3, 6, 5)),
-    "kernel by positions": (SpectralConv(), (4, 3, 2, 2)),
-    "depthwise kernel": (SpectralConv(groups=4), (4, 1, 3, 3)),
+    "kernel by positions": (SpectralConv(), (4, 3, 2, 2)), "depthwise kernel": (SpectralConv(groups=4), (4, 1, 3, 3)),
     "depthwise kernel by patches": (SpectralConv(mode="patches", groups=4), (4, 1, 3, 3)),
     "transposed kernel": (SpectralConv(transposed=True, groups=2), (4, 3, 2, 2)),
     "transposed kernel by patches": (SpectralConv(mode="patches", transposed=True), (4, 3, 2, 2)),
-}
+}  # fmt: skip
 
 
 def model_of(norm: Norm, shape: tuple[int, ...]) -> tuple[nn.Module, Assignment]:
@@ -90,23 +85,6 @@ def test_leading_vectors_are_kept_for_every_size_of_slices(rule):
     optimizer.step()
     now = [torch.linalg.matrix_norm(x, 2) for x in model.weight.detach().split((4, 2, 4))]
     assert all(b < a for a, b in zip(largest, now, strict=True))
-
-
-def test_parts_of_a_split_are_norms_of_their_own():
-    """A fused projection moves as its parts would alone, those of equal size in one batch."""
-    g = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
-    fused = Split((4, 2, 4)).dualize(g)
-    alone = torch.cat([wn.Spectral().dualize(part) for part in g.split((4, 2, 4))])
-    torch.testing.assert_close(fused, alone)
-    assert [tuple(x.shape) for x in Split((4, 2, 4)).cut(g)] == [(2, 4, 4), (1, 2, 4)]
-
-
-def test_a_kernel_of_one_tap_is_a_matrix_and_groups_are_blocks():
-    w = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(SpectralConv().norm(w[..., None, None]), wn.Spectral().norm(w))
-    blocks = torch.block_diag(w[:2, :3], w[2:, :3])
-    grouped = SpectralConv(groups=2).norm(torch.cat([w[:2, :3], w[2:, :3]])[..., None, None])
-    torch.testing.assert_close(grouped, wn.Spectral().norm(blocks))
 
 
 def test_shapes_that_do_not_fit_are_refused():

@@ -84,18 +84,6 @@ def test_a_weight_that_is_tied_away_is_named_in_print():
     assert "no longer in the model: 1.weight" in str(optimizer).splitlines()
 
 
-def test_what_was_added_is_moved_and_no_longer_named():
-    model = network()
-    model[0].requires_grad_(False)
-    optimizer = wn.Scion(model, lr=0.05)
-    model[0].requires_grad_(True)
-    optimizer.add_param_group({"params": model[0].parameters()})
-    before = model[0].weight.detach().clone()
-    train(model, optimizer, 1)
-    assert not torch.equal(before, model[0].weight)
-    assert "in no group" not in str(optimizer)
-
-
 @pytest.mark.parametrize("split", ["parts", "one for each"])
 def test_optimizers_of_parts_move_what_one_of_all_would(split):
     model, twin = network(), network()

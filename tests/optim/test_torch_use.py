@@ -32,6 +32,7 @@ def test_a_layer_that_is_unfrozen_joins_with_its_norm(make):
     assert not torch.equal(model[0].weight, before)
     assert optimizer.update_norm("0.weight") == whole.update_norm("0.weight")  # the same norm at the same rate
     assert "0.weight" in str(optimizer)
+    assert "in no group" not in str(optimizer)
     assert all(ratio <= 1 for c in constraints for ratio in c.proved_ratios().values())
     again = copy.deepcopy(optimizer.state_dict())
     optimizer.load_state_dict(again)
@@ -135,9 +136,7 @@ def test_a_model_that_was_cast_after_a_step_is_refused_with_the_remedy(norm: str
     step()
     layer.to(dtype)
     before = layer.weight.detach().clone()
-    with pytest.raises(
-        ValueError, match=f"parameter 'weight' is of {dtype}, and its .* of torch.float32: .* cast after"
-    ):
+    with pytest.raises(ValueError, match=f"parameter 'weight' is of {dtype}, and its .* of torch.float32: .* cast"):
         step()
     assert torch.equal(layer.weight, before)
     optimizer.load_state_dict(optimizer.state_dict())
@@ -166,9 +165,7 @@ def test_a_default_device_does_not_matter(make):
 
 def test_adamw_settings_are_no_dictionary():
     for given in ({"lr": 1e-3, "eps": 1e-7}, 1e-3, wn.optim.AdamWSettings):
-        with pytest.raises(
-            ValueError, match=r"adamw must be an AdamWSettings, or .*, got .*; pass adamw=AdamWSettings\("
-        ):
+        with pytest.raises(ValueError, match=r"adamw must be an AdamWSettings, or .*; pass adamw=AdamWSettings\("):
             wn.Scion(network(), lr=0.1, adamw=given)
     with pytest.raises(ValueError, match=r"AdamWSettings\(lr=0.001, eps=1e-07\)"):
         wn.Muon(network(), lr=0.1, adamw={"lr": 1e-3, "eps": 1e-7})
@@ -214,15 +211,7 @@ def test_zero_redundancy_is_refused_by_name():
         wn.constrain(other, {"0": wn.HardCap(1.0)}, norms=norms)
 
 
-def copied(*objects):
-    return copy.deepcopy(objects)
-
-
-def pickled(*objects):
-    return pickle.loads(pickle.dumps(objects))
-
-
-@pytest.mark.parametrize("duplicate", [copied, pickled])
+@pytest.mark.parametrize("duplicate", [lambda *all: copy.deepcopy(all), lambda *all: pickle.loads(pickle.dumps(all))])
 @pytest.mark.parametrize("foreign", [False, True])
 def test_a_copy_keeps_its_constraints(duplicate, foreign):
     model = network()

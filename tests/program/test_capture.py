@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from tests.certificates.adversary import Net, bounds_of
@@ -34,7 +33,6 @@ class _Model(nn.Module):
         self.tensors = [torch.zeros(1)]
         self.seen: Tensor | None = None
         self.flag = False
-        self.norm, self.drop = nn.BatchNorm1d(3), nn.Dropout(0.5)
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,10 +114,7 @@ REFUSED = {
     "parameter swapped": (_swapped, "does not compute"),
     "parameter scaled": (_scaled, "overwrites other"),
     "parameter scaled, and back": (_scaled_and_back, "overwrites other"),
-    "is compiling": (
-        lambda m, x: x if torch.compiler.is_compiling() else torch.where(x > 50, 1000 * x, x),
-        "does not compute",
-    ),
+    "compiling": (lambda m, x: x if torch.compiler.is_compiling() else torch.where(x > 50, 1000 * x, x), "not compute"),
     "tried an item": (_tried_item, "values of the input decide"),
     "NumPy's result": (lambda m, x: torch.from_numpy(2 * x.detach().numpy()), "cannot be captured"),
     "number of the input": (lambda m, x: x * x.sum().item(), "item"),
@@ -169,7 +164,7 @@ def test_what_is_executed_is_bounded(name):
 def test_a_weight_that_a_parametrization_makes_is_bounded():
     model = _Model(lambda m, x: F.relu(m.layer(x), inplace=True))
     model.layer.weight.data.mul_(3)
-    parametrizations.weight_norm(model.layer)
+    nn.utils.parametrizations.weight_norm(model.layer)
     assert 3 <= proved_gain(model, torch.randn(1, 4, 3)) <= 3 * EXACT
 
 
@@ -203,13 +198,6 @@ def test_hooks_of_all_modules_are_refused():
             bounds_of(_Model(lambda m, x: m.layer(x)), torch.randn(1, 4, 3))
     finally:
         handle.remove()
-
-
-@pytest.mark.parametrize("layer", ["drop", "norm"])
-def test_training_mode_is_refused(layer):
-    model = _Model(lambda m, x: getattr(m, layer)(x.mT).mT if layer == "norm" else m.drop(x)).train()
-    with pytest.raises(UncertifiableError):
-        bounds_of(model, torch.randn(2, 3, 3))
 
 
 def test_aliases_of_one_storage():
@@ -253,23 +241,6 @@ def test_what_makes_floats_of_tokens_otherwise_is_named(look_up, operation):
 def test_tokens_of_an_embedding():
     model = _with_table(lambda m, t: 2 * m.table(t.view(t.shape)))
     assert float(max(bounds_of(model, torch.randint(0, 5, (1, 4))).gain.flat)) == pytest.approx(2 * 3**0.5)
-
-
-@pytest.mark.parametrize(
-    "rounded",
-    [
-        lambda m, x: x.view(torch.int32).float(),
-        lambda m, x: x.type_as(m.whole).float(),
-        lambda m, x: x.sum(-1, keepdim=True, dtype=torch.int64).float(),
-        lambda m, x: x.sign() * x,
-        lambda m, x: (x > 0).float(),
-        lambda m, x: torch.where(x > 1, x, 0.0),
-        lambda m, x: x / x.flip(-1),
-    ],
-)
-def test_roundings_jumps_and_unbounded_slopes_are_refused(rounded):
-    with pytest.raises(UncertifiableError):
-        bounds_of(_Model(rounded), torch.randn(1, 4, 3))
 
 
 def _shown(m, x):
