@@ -1,6 +1,5 @@
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -58,22 +57,17 @@ def test_the_preset_sets_the_defaults(capsys):
     ("options", "answer"),
     [
         ("--caps.query 0", "caps.query=0.0 must be positive and finite (on the command line: --caps.query)"),
-        ("--caps.head nan", "--caps.head"),
-        ("--model.hidden 0", "--model.hidden"),
+        ("--caps.head nan", "--caps.head"), ("--model.hidden 0", "--model.hidden"),
         ("--model.attention-heads 3", "--model.attention-heads"),
-        ("--model.attention-blocks 5", "--model.attention-blocks"),
-        ("--lipschitz 0", "--lipschitz"),
+        ("--model.attention-blocks 5", "--model.attention-blocks"), ("--lipschitz 0", "--lipschitz"),
         ("--lipschitz 1e-9", "lipschitz=1e-09 must be at least 1.24e-07"),
         ("--preset caps --lipschitz 3", "must be left out for a `gpt`, whose constant follows from its caps"),
         ("nanogpt --variant nanogpt --lipschitz 3", "must be left out for a `nanogpt`"),
         ("--lipschitz None", "must be a number for a `potential` model"),
-        ("--preset caps --model.heads 3", "--model.heads"),
-        ("--learning-rate -1", "--learning-rate"),
-        ("--momentum 1", "--momentum"),
-        ("--checkpoint-every 0", "--checkpoint-every"),
-        ("--threads 0", "--threads"),
+        ("--preset caps --model.heads 3", "--model.heads"), ("--learning-rate -1", "--learning-rate"),
+        ("--momentum 1", "--momentum"), ("--checkpoint-every 0", "--checkpoint-every"), ("--threads 0", "--threads"),
     ],
-)
+)  # fmt: skip
 def test_bad_values_are_answered_with_the_name_of_the_option(options, answer, refused):
     shown = refused("train", *options.split())
     assert answer in shown
@@ -114,7 +108,8 @@ def test_every_command_on_run_and_exported_model(place, capsys, refused):
 
 def test_a_terminal_is_shown_no_commands_of_a_model(place, capsys, monkeypatch):
     """A model writes what it learned, such as the character that begins a terminal's commands."""
-    export(build(replace(GPTConfig(), vocabulary_size=4, length=4, width=8, heads=1)), "own", certificate=False)
+    model = build(GPTConfig(vocabulary_size=4, length=4, width=8, heads=1, blocks=1))
+    export(model, "own", certificate=False, onnx=False)
     path, manifest = place / "own/config.json", sealed.read(place / "own/manifest.json")
     sealed.write(path, sealed.read(path) | {"text": {"tokenizer": "characters", "symbols": "a\n\x1b\x07"}})
     sealed.write(place / "own/manifest.json", manifest | {"config_sha256": config_sha256(sealed.read(path))})

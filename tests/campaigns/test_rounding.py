@@ -27,9 +27,7 @@ def test_nothing_executed_lies_beyond_the_certified_error(number: int) -> None:
 
 
 def test_errors_that_are_too_small_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    silu, linear = (
-        Drawn(1, model, torch.zeros(1, 32), 1.0, ("alone",)) for model in (nn.SiLU(), nn.Linear(32, 4, bias=False))
-    )
+    silu, linear = (Drawn(1, m, torch.zeros(1, 32), 1.0, ("alone",)) for m in (nn.SiLU(), nn.Linear(32, 4, False)))
     assert examine(silu).status == examine(linear).status == "within"
     monkeypatch.setitem(functions.ERRORS, "silu", (0, 0, 0))
     monkeypatch.setattr(arithmetic.Arithmetic, "depth", lambda self, addends: 1)

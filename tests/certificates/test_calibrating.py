@@ -71,13 +71,16 @@ def by_planes():
     return nn.Sequential(nn.Unflatten(1, (2, 4)), nn.LayerNorm((2, 4)), nn.Flatten(1), nn.Linear(8, 3))
 
 
+def of_all_kinds():
+    layers = nn.LayerNorm(12), nn.LayerNorm(12, bias=False), nn.LayerNorm(12, elementwise_affine=False), nn.RMSNorm(12)
+    kinds = iter(layers)
+    return blocks(lambda: next(kinds))
+
+
 VECTORS = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
 TOKENS = VECTORS.reshape(8, 8, 8)
 MODELS = {
-    "LayerNorm": (lambda: blocks(lambda: nn.LayerNorm(12)), VECTORS, 4),
-    "without a bias": (lambda: blocks(lambda: nn.LayerNorm(12, bias=False)), VECTORS, 4),
-    "without a weight": (lambda: blocks(lambda: nn.LayerNorm(12, elementwise_affine=False)), VECTORS, 4),
-    "RMSNorm": (lambda: blocks(lambda: nn.RMSNorm(12)), VECTORS, 4),
+    "all kinds": (of_all_kinds, VECTORS, 4),
     "shared": (shared, VECTORS, 1),
     "two axes": (by_planes, VECTORS, 1),
     "torch's encoder": (encoder, TOKENS, 4),

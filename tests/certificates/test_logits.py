@@ -60,18 +60,16 @@ MODELS = {
     "fused, with biases": lambda: blocks_of(Attention(fused=True, norm=nn.LayerNorm, bias=True)),
     "no norm layer": lambda: blocks_of(Attention(norm=nn.Identity), Attention(norm=nn.Identity)),
 }
-OPTIMIZERS = {
-    "Scion": lambda model: wn.Scion(model, lr=0.5),
-    "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=0.3),
-}
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@pytest.mark.parametrize("name", MODELS)
-def test_no_logit_is_beyond_the_number_after_any_step(name, make):
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [("two layers", "Scion"), ("two layers", "AdamW"), ("fused, with biases", "AdamW"), ("no norm layer", "Scion")],
+)
+def test_no_logit_is_beyond_the_number_after_any_step(name, of):
     torch.manual_seed(0)
-    model = MODELS[name]()
-    optimizer, normed = make(model), name != "no norm layer"
+    model, normed = MODELS[name](), name != "no norm layer"
+    optimizer = wn.Scion(model, lr=0.5) if of == "Scion" else torch.optim.AdamW(model.parameters(), lr=0.3)
     constraints = wn.constrain(optimizer, norms=model, largest_logit=5.0, example_input=TOKENS)
     assert all(4.99 < logit <= 5.0 for logit in constraints.logits().values())
     assert len(constraints.logits()) == len(model.layers)

@@ -84,15 +84,9 @@ def found(a: nn.Module, b: nn.Module, x: Tensor, certificate: Certificate, trial
 
 
 LEAST = {
-    "mlp": 0.2,
-    "convex": 0.1,
-    "moves": 0.3,
-    "mixing": 0.2,
-    "lstm": 0.03,
-    "attention": 0.01,
-    "convolution of tokens": 0.1,
-    "transposed convolution": 0.1,
-}
+    "mlp": 0.2, "convex": 0.1, "moves": 0.3, "mixing": 0.2, "lstm": 0.03, "attention": 0.01,
+    "convolution of tokens": 0.1, "transposed convolution": 0.1,
+}  # fmt: skip
 """Name -> the least share of the certified change that is found."""
 NAMES = (
     "mlp", "network", "convex", "tied", "attention", "attention with biases", "gpt", "rotary gpt", "potential gpt",
@@ -101,8 +95,7 @@ NAMES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("relative", [False, True], ids=["moved", "scaled"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "relative"), [*((name, i % 2 == 1) for i, name in enumerate(NAMES)), ("mlp", True)])
 def test_models_differ_by_no_more_than_certified(name: str, relative: bool) -> None:
     original, x = model(name)
     original.eval()
@@ -118,11 +111,12 @@ def test_models_differ_by_no_more_than_certified(name: str, relative: bool) -> N
         assert executed.change >= executed.forward_error
     report = wn.verify(certificate, module.state_dict(), original.state_dict())
     assert report.change == certificate.change.exact
-    plain = wn.certify(module, x, arithmetic="real")
-    assert plain.lipschitz == certificate.lipschitz
-    assert plain.change is None
-    same = wn.certify(original, x, original=copy.deepcopy(original), arithmetic="real")
-    assert same.change == 0
+    if name in LEAST:
+        plain = wn.certify(module, x, arithmetic="real")
+        assert plain.lipschitz == certificate.lipschitz
+        assert plain.change is None
+        same = wn.certify(original, x, original=copy.deepcopy(original), arithmetic="real")
+        assert same.change == 0
 
 
 @pytest.mark.parametrize(("a", "b", "c", "d"), [(1, 1, 3, 3), (3, 3, 1, 1), (1, 2, -1, 2), (0, 1, 2, 0.5)])

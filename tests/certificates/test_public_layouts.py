@@ -73,31 +73,13 @@ class GATConv(nn.Module):
         return out.view(-1, self.heads * self.outputs) + self.bias
 
 
-class Two(nn.Module):
-    """Two layers on a graph."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.first, self.second = layers
-
-    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        return self.second(F.elu(self.first(x, edges)), edges)
-
-
-MODELS = {
-    "gcn": (lambda: Two(GCNConv(4, 8), GCNConv(8, 3)), (torch.randn(6, 4, generator=drawn()), EDGES), 0.5),
-    "gat": (lambda: GATConv(4, 3, 2), (torch.randn(6, 4, generator=drawn()), EDGES), 0.1),
-    "gat, two": (lambda: Two(GATConv(4, 3, 2), GATConv(6, 2, 1)), (torch.randn(6, 4, generator=drawn()), EDGES), 1e-3),
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_layout_is_certified_and_verified_and_no_search_exceeds_its_bound(name):
-    layout, example, share = MODELS[name]
+@pytest.mark.parametrize(
+    ("layout", "share"), [(lambda: GCNConv(4, 8), 0.5), (lambda: GATConv(4, 3, 2), 0.1)], ids=["GCN", "GAT"]
+)
+def test_a_layout_is_certified_and_verified_and_no_search_exceeds_its_bound(layout, share):
     torch.manual_seed(0)
-    model = random_weights(layout())
+    model, example = random_weights(layout()), (torch.randn(6, 4, generator=drawn()), EDGES)
     certificate = wn.certify(model, example)
     assert wn.verify(certificate, model.state_dict()).lipschitz == certificate.lipschitz.exact
     found = wn.lower_bound(certificate.program, steps=20, generator=drawn()).value
-    print(name, certificate.lipschitz, found)
     assert share * certificate.lipschitz <= found <= certificate.lipschitz

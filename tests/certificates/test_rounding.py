@@ -31,7 +31,7 @@ def drawn(certificate: Certificate, x: Tensor, generator: torch.Generator) -> Te
     return (noise / noise.square().mean(axes, keepdim=True).sqrt() * domain * (1 - 2.0**-7)).to(x.dtype)
 
 
-def errors(certificate: Certificate, module: nn.Module, x: Tensor, trials: int = 3) -> list[float]:
+def errors(certificate: Certificate, module: nn.Module, x: Tensor) -> list[float]:
     """The errors that orders of sums make, as shares of the certified one."""
     program, generator, found = certificate.program, torch.Generator().manual_seed(0), []
     assert program is not None
@@ -43,7 +43,7 @@ def errors(certificate: Certificate, module: nn.Module, x: Tensor, trials: int =
         return double(given) if not certificate.each_sample else torch.cat([double(one[None]) for one in given])
 
     axes = certificate.rows[-1].axes
-    for _ in range(trials):
+    for _ in range(2):
         given = drawn(certificate, x, generator)
         real = exact(given)
         for order in (*ORDERS, "torch"):
@@ -110,28 +110,25 @@ FUNCTIONS_OF = {
     "sums by index": (indexed, (1, 40, 2)), "resampled": (resampled, (2, 2, 5, 7)), "far": (far, (2, 4, 6)),
 }  # fmt: skip
 
+MADE = {
+    "wide": (lambda: nn.Sequential(nn.Linear(300, 64), nn.Tanh(), nn.Linear(64, 10)), (2, 300)),
+    "norms": (lambda: Function(norms, first=nn.Linear(6, 12), norm=nn.LayerNorm(12), last=nn.Linear(12, 6),
+                               gain=torch.rand(12)), (2, 6)),
+    "means": (lambda: Function(lambda self, x: x.mean((1, 2)) + x.sum((1, 2)) / 3), (2, 8, 6)),
+    "convex": (lambda: Function(convex, **{f"map{i}": nn.Linear(6, 12) for i in range(3)}), (2, 6)),
+    "cancelled": (lambda: Function(lambda s, x: (3 * x + s.far) - s.far - 3 * x, far=1e4 * torch.rand(6)), (2, 6)),
+}  # fmt: skip
+
 
 def model(name: str) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
-    linear = nn.Linear
     if name in FUNCTIONS_OF:
         function, shape = FUNCTIONS_OF[name]
-        layers = {"first": linear(6, 6), "second": linear(6, 6), "weight": torch.randn(40, 1)}
+        layers = {"first": nn.Linear(6, 6), "second": nn.Linear(6, 6), "weight": torch.randn(40, 1)}
         return Function(function, **layers), torch.randn(shape)
-    if name == "wide":
-        return nn.Sequential(linear(300, 64), nn.Tanh(), linear(64, 10)), torch.zeros(2, 300)
-    if name == "norms":
-        layers = {"first": linear(6, 12), "norm": nn.LayerNorm(12), "last": linear(12, 6)}
-        return Function(norms, **layers, gain=torch.rand(12)), torch.randn(2, 6)
-    if name == "means":
-        return Function(lambda self, x: x.mean((1, 2)) + x.sum((1, 2)) / 3), torch.randn(2, 8, 6)
-    if name == "convex":
-        steps = {f"map{i}": linear(6, 12) for i in range(3)}
-        return Function(convex, **steps), torch.randn(2, 6)
-    if name == "cancelled":
-        return Function(lambda self, x: (x * 3 + self.shift) - self.shift - 3 * x, shift=1e4 * torch.rand(6)), (
-            torch.randn(2, 6)
-        )
+    if name in MADE:
+        make, shape = MADE[name]
+        return make(), torch.randn(shape)
     module, x = small(name)
     for each in module.modules():
         if isinstance(each, nn.GroupNorm):
@@ -148,10 +145,12 @@ NAMES = (
 )  # fmt: skip
 
 
+COMPOSED = {"gpt", "rotary gpt", "potential gpt", "encoder", "lstm", "gru", "rounded"}
+"""The layers of these are in other models too, but for one that rounds to bfloat16 itself."""
 CASES = [(name, dtype) for name in NAMES for dtype in (torch.float32, torch.bfloat16)]
 
 
-@pytest.mark.parametrize(("name", "dtype"), [each for each in CASES if each != ("rounded", torch.bfloat16)])
+@pytest.mark.parametrize(("name", "dtype"), [c for c in CASES if c[0] not in COMPOSED or c[1] == torch.float32])
 def test_no_order_of_sums_exceeds_the_certified_error(name: str, dtype: torch.dtype) -> None:
     module, x = model(name)
     module, x = module.to(dtype).eval(), x.to(dtype) if x.is_floating_point() else x

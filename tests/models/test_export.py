@@ -33,17 +33,10 @@ class Strided(nn.Sequential):
 
     def __init__(self) -> None:
         super().__init__(
-            Scale(1 / 255),
-            nn.Conv2d(3, 8, 3, stride=2, padding=1),
-            nn.ReLU(),
-            Scale(0.7),
-            nn.utils.parametrizations.spectral_norm(nn.Conv2d(8, 8, 3, stride=2)),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(8, 4),
-            Scale(3.0),
-        )
+            Scale(1 / 255), nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), Scale(0.7),
+            nn.utils.parametrizations.spectral_norm(nn.Conv2d(8, 8, 3, stride=2)), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(), nn.Linear(8, 4), Scale(3.0),
+        )  # fmt: skip
 
 
 def gpt(**settings):
@@ -101,18 +94,12 @@ def require_close(found, expected):
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch, about its own code
 def test_the_program_is_the_model(case):
     _, model, example, folder = case
-    program, batched = (torch.export.load(folder / name) for name in ("program.pt2", "batched.pt2"))
+    program = torch.export.load(folder / "program.pt2")
     require_close(program.module()(example[:1]), model(example[:1]))
-    x = other(example)
-    require_close(batched.module()(x), model(x))
     if isinstance(model, GPT):
+        x, batched = other(example), torch.export.load(folder / "batched.pt2")
         require_close(torch.export.unflatten(batched)(x), model(x))  # a tree of modules, as the model was
     assert json.loads((folder / "manifest.json").read_bytes())["compared, not proved"][0] == "batched.pt2"
-
-
-def test_the_weights_are_those_of_the_program(case):
-    *_, folder = case
-    program = torch.export.load(folder / "program.pt2")
     stored = load_file(folder / "weights.safetensors")
     assert stored.keys() == program.state_dict.keys()
     assert all(torch.equal(tensor, stored[name]) for name, tensor in program.state_dict.items())
@@ -196,9 +183,7 @@ def test_the_config_is_tied_to_the_weights_and_the_certificate(exported, tmp_pat
         sealed.write(path, changed)
         sealed.write(folder / "manifest.json", manifest)
         for read in (load, certified):
-            with pytest.raises(
-                ValueError, match=r"config\.json is another config than the one that .*model\.safetensors"
-            ):
+            with pytest.raises(ValueError, match=r"config.json is another config than .*model.safetensors"):
                 read(folder)
     # whoever also writes a fitting manifest has a model, but not that of the certificate
     sealed.write(folder / "manifest.json", manifest | {"config_sha256": config_sha256(changed)})

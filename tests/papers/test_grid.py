@@ -58,7 +58,7 @@ def executed(folder):
     return sorted(map(int, (folder.parent / "log").read_text().split()))
 
 
-def test_every_cell_is_run_once_and_drawn(folder):
+def test_every_cell_is_run_once_and_drawn(inline, folder):
     failed, text = run(folder)
     assert failed == 0
     assert squares(folder) == SQUARES
@@ -74,7 +74,7 @@ def test_every_cell_is_run_once_and_drawn(folder):
 
 def test_what_fails_is_named_and_the_rest_goes_on(folder, monkeypatch, capfd, request):
     monkeypatch.setenv("TOY_TROUBLE", "1")
-    failed, text = run(folder, jobs=1)
+    failed, text = run(folder)
     assert failed == 2
     assert squares(folder) == {value: square for value, square in SQUARES.items() if value not in (13, 99)}
     printed = text + capfd.readouterr().out
@@ -184,9 +184,7 @@ def started(folder):
     path = folder.parent / "script.py"
     path.write_text(script)
     environment = {**os.environ, "TOY_PAUSE": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
-    return subprocess.Popen(
-        [sys.executable, str(path)], env=environment, stdout=subprocess.DEVNULL, start_new_session=True
-    )
+    return subprocess.Popen([sys.executable, path], env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
 @pytest.mark.slow
