@@ -16,13 +16,9 @@ import time
 
 ROOMS = ("matrix", "norms", "routing", "constraints", "nn", "modular", "optim", "certificates")
 REQUESTS = (
-    "",
-    "MKL_ENABLE_INSTRUCTIONS=SSE4_2",
-    "MKL_ENABLE_INSTRUCTIONS=AVX2",
-    "MKL_CBWR=COMPATIBLE",
-    "ATEN_CPU_CAPABILITY=default",
-    "ATEN_CPU_CAPABILITY=avx2",
-)
+    "", "MKL_ENABLE_INSTRUCTIONS=SSE4_2", "MKL_ENABLE_INSTRUCTIONS=AVX2", "MKL_CBWR=COMPATIBLE",
+    "ATEN_CPU_CAPABILITY=default", "ATEN_CPU_CAPABILITY=avx2",
+)  # fmt: skip
 THREADS = (1, 2)
 
 

@@ -88,16 +88,9 @@ def test_every_file_that_a_page_names_exists(page):
     prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     spans = re.findall(r"`([\w./-]+\.(?:py|md|json|jsonl|png|toml|txt)|(?:[\w-]+/)+)`", prose)
     made_by_a_run = {
-        "certificate.json",
-        "manifest.json",
-        "metrics.jsonl",
-        "report.html",
-        "config.json",
-        "runs/",
-        "input.txt",
-        "rows.jsonl",
-        "table.md",
-    }
+        "certificate.json", "manifest.json", "metrics.jsonl", "report.html", "config.json", "runs/", "input.txt",
+        "rows.jsonl", "table.md",
+    }  # fmt: skip
     for name in spans:
         places = (ROOT, ROOT / "src" / "wellnormed", ROOT / "src", page.parent)
         if name not in made_by_a_run and not name.startswith("runs/"):
@@ -140,9 +133,7 @@ def test_every_row_of_a_table_has_the_cells_of_its_header(page):
     lines = page.read_text(encoding="utf-8").splitlines()
     cells = [len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0 for line in lines]
     for number, (before, here) in enumerate(itertools.pairwise(cells), 2):
-        assert not (before and here) or before == here, (
-            f"{page.name}, line {number}: {here - 1} cells, not {before - 1}"
-        )
+        assert not (before and here) or before == here, f"{page.name}:{number}: {here - 1} cells, not {before - 1}"
 
 
 def test_no_file_names_what_a_reader_cannot_have():
@@ -206,9 +197,7 @@ def test_tasks_that_are_passed_are_counted():
         for name in "xy"
     ]
     easy = {"difficulty": "easy", "passed": True}
-    rows += [
-        {"task": task, "optimizer": name, **easy} for task, name in passes - {("xor_spot", "y")} if task != "beale"
-    ]
+    rows += [{"task": t, "optimizer": name, **easy} for t, name in passes - {("xor_spot", "y")} if t != "beale"]
     rows += [{"task": "xor_spot", "optimizer": "y", "difficulty": "easy", "passed": False}]
     rows += [{"task": "beale", "optimizer": "x", "error": "no such difficulty", "difficulty": "easy", "passed": False}]
     content = {"rows": rows, "versions": {}, "trials": 1, "steps": 1, "left_out": {}}

@@ -23,14 +23,10 @@ pytestmark = pytest.mark.gpu
 
 SIZES = ((300, 40), (64, 64), (64, 64), (96, 256), (512, 512))
 CAPS = {
-    "hard": wn.HardCap(1.1),
-    "hard, waiting": wn.HardCap(1.1, every=4),
-    "soft": wn.SoftCap(1.1),
-    "normalize": c.SpectralNormalize(1.1),
-    "sphere": c.Sphere(1.1),
-    "decay": c.ClippedWeightDecay(0.9, 1.0),
+    "hard": wn.HardCap(1.1), "hard, waiting": wn.HardCap(1.1, every=4), "soft": wn.SoftCap(1.1),
+    "normalize": c.SpectralNormalize(1.1), "sphere": c.Sphere(1.1), "decay": c.ClippedWeightDecay(0.9, 1.0),
     "Stiefel": c.Stiefel(1.1),
-}
+}  # fmt: skip
 
 
 def matrices(dtype=torch.float32, sizes=SIZES):

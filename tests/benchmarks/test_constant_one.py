@@ -33,18 +33,13 @@ def test_what_is_proved_between_the_points_of_a_grid_holds_there():
 def test_a_rate_at_which_a_run_diverged_is_not_the_best():
     rows = [
         {
-            "job": name,
-            "arm": arm,
-            "rate": rate,
-            "seed": SEARCHED,
-            "proved_error": rate,
-            "error": -rate,
+            "job": name, "arm": arm, "rate": rate, "seed": SEARCHED, "proved_error": rate, "error": -rate,
             "certified": rate,
         }
         for name, job in JOBS.items()
         for arm in job.arms
         for rate in ARMS[arm]
-    ]
+    ]  # fmt: skip
     assert {found[0]["rate"] for found in best(rows).values()} == {max(rates) for rates in ARMS.values()}
     wild = [{**row, "seed": 1, DIVERGED: 1.0} for row in rows if row["rate"] == max(ARMS[row["arm"]])]
     assert {found[0]["rate"] for found in best(rows + wild).values()} == {sorted(rates)[1] for rates in ARMS.values()}

@@ -86,16 +86,12 @@ def test_a_misspelt_setting_is_refused(model: nn.Module, keywords: dict[str, Any
 def test_what_is_like_a_setting_may_be_an_input() -> None:
     assert bound(certify(Open(), X, bbox=torch.full((1, 3), 2))) == 2  # it is a tensor
     assert bound(certify(Open(), {"x": X, "bbox": 3.0})) == 3
-    with pytest.raises(
-        ValueError, match=re.escape("If it is an input of Open, pass it by example_input={'bbox': ...}")
-    ):
+    with pytest.raises(ValueError, match=re.escape("is an input of Open, pass it by example_input={'bbox': ...}")):
         certify(Open(), X, bbox=3.0)
 
 
 def test_other_wrong_keywords_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=re.escape("maks is neither a setting nor an input of Masked.forward; did you me")
-    ):
+    with pytest.raises(ValueError, match=r"maks is neither a setting nor an input of Masked.forward; did you mean"):
         certify(Masked(), X, maks=MASK)
     with pytest.raises(ValueError, match=re.escape("certify: x is given twice, in example_input and by keyword")):
         certify(Masked(), {"x": X}, x=X)
@@ -108,9 +104,7 @@ def test_other_wrong_keywords_are_refused() -> None:
 def test_a_search_takes_the_inputs_that_a_certificate_takes() -> None:
     found = lower_bound(Open(), x=X, steps=2)
     assert found.value == pytest.approx(lower_bound(Open(), {"x": X}, steps=2).value)
-    with pytest.raises(
-        ValueError, match=r"lower_bound: y is neither a setting nor an input|lower_bound: .* is given twice"
-    ):
+    with pytest.raises(ValueError, match=r"lower_bound: y is neither a setting nor|lower_bound: .* is given twice"):
         lower_bound(Open(), {"x": X}, x=X)
     program = certify(Open(), X).program
     assert program is not None

@@ -22,37 +22,22 @@ def _images_of_deel():
     """The library's own example of a convolutional classifier, on small images."""
     lip, shape = _of_deel()
     return lip.Sequential(
-        lip.SpectralConv2d(3, 8, (3, 3), padding=1, padding_mode="circular"),
-        lip.GroupSort2(),
-        lip.ScaledL2NormPool2d((2, 2)),
-        lip.SpectralConv2d(8, 16, (3, 3), padding=1, padding_mode="circular"),
-        lip.GroupSort2(),
-        lip.ScaledL2NormPool2d((2, 2)),
-        nn.Flatten(),
-        lip.SpectralLinear(64, 32),
-        lip.GroupSort2(),
+        lip.SpectralConv2d(3, 8, (3, 3), padding=1, padding_mode="circular"), lip.GroupSort2(),
+        lip.ScaledL2NormPool2d((2, 2)), lip.SpectralConv2d(8, 16, (3, 3), padding=1, padding_mode="circular"),
+        lip.GroupSort2(), lip.ScaledL2NormPool2d((2, 2)), nn.Flatten(), lip.SpectralLinear(64, 32), lip.GroupSort2(),
         lip.FrobeniusLinear(32, 10),
-    ), shape
+    ), shape  # fmt: skip
 
 
 def _centred_images_of_deel():
     """Its other layers: centring, averages, MaxMin, sorting by space and by channels."""
     lip, shape = _of_deel()
     return lip.Sequential(
-        lip.SpectralConv2d(3, 8, (3, 3), padding=1, padding_mode="circular"),
-        lip.LayerCentering(8),
-        lip.GroupSort(4),
-        lip.InvertibleDownSampling(2),
-        lip.SpectralConv2d(32, 16, (1, 1)),
-        lip.FullSort(),
-        lip.ScaledAvgPool2d((2, 2)),
-        lip.MaxMin(),
-        lip.ScaledAdaptiveAvgPool2d((1, 1)),
-        nn.Flatten(),
-        lip.SpectralLinear(32, 16),
-        lip.LPReLU(),
+        lip.SpectralConv2d(3, 8, (3, 3), padding=1, padding_mode="circular"), lip.LayerCentering(8), lip.GroupSort(4),
+        lip.InvertibleDownSampling(2), lip.SpectralConv2d(32, 16, (1, 1)), lip.FullSort(), lip.ScaledAvgPool2d((2, 2)),
+        lip.MaxMin(), lip.ScaledAdaptiveAvgPool2d((1, 1)), nn.Flatten(), lip.SpectralLinear(32, 16), lip.LPReLU(),
         lip.FrobeniusLinear(16, 1),
-    ), shape
+    ), shape  # fmt: skip
 
 
 def _vectors_of_deel():

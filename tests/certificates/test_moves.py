@@ -93,11 +93,8 @@ CASES: dict[str, list[tuple[tuple[int, ...], tuple]]] = {
     "_upsample_nearest_exact3d.vec": [((1, 1, 2, 2, 2), (None, [1.5, 2.0, 1.0]))],
     "constant_pad_nd.default": [((2, 3), ([1, 2, -1, 0],)), ((2, 3), ([1, 2], 3.5))],
     "pad.default": [
-        ((2, 3), ([1, 2],)),
-        ((2, 3), ([1, -1], "constant", 2.0)),
-        ((1, 2, 4), ([3, 2], "reflect")),
-        ((1, 2, 4), ([3, 2], "replicate")),
-        ((1, 2, 4), ([3, 2], "circular")),
+        ((2, 3), ([1, 2],)), ((2, 3), ([1, -1], "constant", 2.0)), ((1, 2, 4), ([3, 2], "reflect")),
+        ((1, 2, 4), ([3, 2], "replicate")), ((1, 2, 4), ([3, 2], "circular")),
     ],
     "split.Tensor": [((2, 5), (2, 1))],
     "split.sizes": [((2, 5), ([1, 4], 1))],
@@ -110,7 +107,7 @@ CASES: dict[str, list[tuple[tuple[int, ...], tuple]]] = {
     "tensor_split.indices": [((2, 5), ([1, 3], 1))],
     "unbind.int": [((2, 5), (1,))],
     "masked_fill.Scalar": [((2, 3), (_I([True, False, True]), 4.0))],
-}
+}  # fmt: skip
 _LIKE = {
     "view_as.default": ((2, 3, 4), (6, 4)),
     "reshape_as.default": ((2, 3, 4), (6, 4)),

@@ -101,10 +101,7 @@ NEAR_MISSES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "bias of the input": (lambda x: _attention(x, mask=lambda s: s + 20 * s.square()), 1.0),
     "scale of the input": (lambda x: _attention(x, scale=lambda x: x[:, :1, None, :1]), 2.0),
     "negative scale": (lambda x: _attention(x, scale=lambda x: -3.0), 1.0),
-    "temperature by token": (
-        lambda x: _attention(x, scale=lambda x: torch.tensor([1.0, 9.0, 1.0])[:, None].to(x)),
-        1.0,
-    ),
+    "temperature by token": (lambda x: _attention(x, scale=lambda x: torch.tensor([1.0, 9, 1])[:, None].to(x)), 1.0),
     "logits filled with zero": (lambda x: _attention(x, mask=lambda s: s.masked_fill(_FIRST, 0.0), bias=9.0), 1.0),
     "logits replaced": (lambda x: _attention(x, mask=lambda s: torch.where(~_FIRST, s, -1.0), bias=9.0), 1.0),
     "logits filled, and the fill made small": (
@@ -132,11 +129,9 @@ QUICK = {
 }  # fmt: skip
 
 
-def _marked(name: str) -> Any:
-    return pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-
-
-@pytest.mark.parametrize("name", [_marked(name) for name in NEAR_MISSES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NEAR_MISSES]
+)
 def test_near_misses_are_refused_or_bounded_as_what_they_are(name):
     function, radius = NEAR_MISSES[name]
     example = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0))
@@ -153,10 +148,7 @@ SPELLED: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "deviation and eps": (lambda x: _CENTRED(x) / (x.std(-1, keepdim=True) + 0.1), 10.0),
     "deviation of all entries": (lambda x: _CENTRED(x) / (x.std(-1, False, keepdim=True) + 0.1), 10.0),
     "variance": (lambda x: _CENTRED(x) / torch.sqrt(x.var(-1, keepdim=True) + 0.01), 10.0),
-    "variance of all entries": (
-        lambda x: _CENTRED(x) * torch.rsqrt(x.var(-1, correction=0, keepdim=True) + 0.01),
-        10.0,
-    ),
+    "variance of entries": (lambda x: _CENTRED(x) * torch.rsqrt(x.var(-1, correction=0, keepdim=True) + 0.01), 10.0),
     "norm and eps": (lambda x: x / (_norm(x) + 0.1), 10.0),
     "times a reciprocal": (lambda x: x * (1 / (_norm(x) + 0.1)), 10.0),
     "root mean square and eps": (lambda x: x / (x.square().mean(-1, keepdim=True).sqrt() + 0.1), 10.0),
@@ -180,11 +172,7 @@ def test_spelled_out_functions_have_their_constant(name):
     assert certificate.lipschitz >= constant * (1 - 1e-15)
     # from short vectors to long ones: where a floor is all, and where it is nothing
     sizes = torch.logspace(-4, 0, 50, dtype=torch.float64)[:, None, None]
-    x = (
-        2
-        * sizes
-        * torch.nn.functional.normalize(torch.randn(50, 3, 4, generator=torch.Generator().manual_seed(1)), dim=-1)
-    )
+    x = 2 * sizes * F.normalize(torch.randn(50, 3, 4, generator=torch.Generator().manual_seed(1)), dim=-1)
     jacobian = torch.func.vmap(torch.func.jacrev(function))(x[:, :1].double()).flatten(1, 3).flatten(2)
     found = float(torch.linalg.matrix_norm(jacobian, 2).max())
     assert 0.95 * constant < found <= constant * (1 + 1e-9)

@@ -41,17 +41,11 @@ def constrained(config: PotentialConfig, lipschitz: float, lr: float = 0.05) -> 
 def test_no_gain_of_a_random_model_exceeds_the_bound(seed):
     draw = random.Random(seed)
     config = PotentialConfig(
-        vocabulary_size=5,
-        length=draw.randint(1, 6),
-        token_width=draw.choice([1, 2, 4]),
-        mixing_heads=draw.choice([2, 4]),
-        blocks=draw.randint(1, 2),
-        hidden=draw.choice([1, 3, 16]),
-        attention_blocks=draw.randint(0, 1),
-        attention_heads=draw.choice([1, 2]),
-        attention_share=draw.choice([0.0, 0.1, 0.9, 1.0]),
-        attention_logit=draw.choice([0.1, 1.0, 5.0]),
-    )
+        vocabulary_size=5, length=draw.randint(1, 6), token_width=draw.choice([1, 2, 4]),
+        mixing_heads=draw.choice([2, 4]), blocks=draw.randint(1, 2), hidden=draw.choice([1, 3, 16]),
+        attention_blocks=draw.randint(0, 1), attention_heads=draw.choice([1, 2]),
+        attention_share=draw.choice([0.0, 0.1, 0.9, 1.0]), attention_logit=draw.choice([0.1, 1.0, 5.0]),
+    )  # fmt: skip
     model = with_weights(config, seed, draw.choice([0.2, 0.5, 1.5]))
     radius = 1.01 * float(model.embedding.weight.detach().square().mean(-1).sqrt().max())
     certificate = certify(model, radius=radius)

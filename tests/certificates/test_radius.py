@@ -117,19 +117,15 @@ def test_a_radius_is_refused_where_a_sum_may_overflow():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"logits": torch.zeros(2, 4)}, "5 entries"),
-        ({"logits": torch.zeros(())}, "5 entries"),
+        ({"logits": torch.zeros(2, 4)}, "5 entries"), ({"logits": torch.zeros(())}, "5 entries"),
         ({"logits": torch.zeros(2, 5, dtype=torch.long)}, "floats"),
         ({"logits": [0.0, 1.0, 0.0, 0.0, 0.0]}, "must be a tensor, got list"),
         ({"logits": torch.tensor([[0.0, 1.0, math.nan, 0.0, 0.0]])}, "not finite"),
-        ({"logits": torch.zeros(2, 5, dtype=torch.bfloat16)}, "rounded after the program"),
-        ({"std": 0.0}, "std"),
-        ({"std": []}, "std"),
-        ({"std": torch.tensor([0.2, -0.1])}, "std"),
-        ({"std": "a"}, "std"),
+        ({"logits": torch.zeros(2, 5, dtype=torch.bfloat16)}, "rounded after the program"), ({"std": 0.0}, "std"),
+        ({"std": []}, "std"), ({"std": torch.tensor([0.2, -0.1])}, "std"), ({"std": "a"}, "std"),
         ({"std": [0.1, math.nan]}, "std"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(change, says):
     for arithmetic in (None, "real"):
         certificate = wn.certify(_classifier(), torch.zeros(1, 3, 2, 2), arithmetic=arithmetic)

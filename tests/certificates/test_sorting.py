@@ -85,17 +85,19 @@ CONTRACTIONS = {
 NAMES = list(CONTRACTIONS)
 
 
+FIRST = {
+    "raw vectors": (nn.Identity, (2, 16)), "vectors": (lambda: nn.Linear(16, 16), (2, 16)),
+    "images": (lambda: nn.Conv2d(3, 16, 3, padding=1), (2, 3, 4, 4)),
+    "1x1 images": (lambda: nn.Conv2d(16, 16, 1), (2, 16, 4, 4)),
+}  # fmt: skip
+
+
 def _first(kind):
-    if kind == "raw vectors":
-        return nn.Identity(), torch.zeros(2, 16)
-    if kind == "vectors":
-        first, example = nn.Linear(16, 16), torch.zeros(2, 16)
-    elif kind == "images":
-        first, example = nn.Conv2d(3, 16, 3, padding=1), torch.zeros(2, 3, 4, 4)
-    else:
-        first, example = nn.Conv2d(16, 16, 1), torch.zeros(2, 16, 4, 4)
-    nn.init.orthogonal_(first.weight)
-    return first, example
+    make, shape = FIRST[kind]
+    layer = make()
+    for weight in layer.parameters():
+        nn.init.orthogonal_(weight) if weight.ndim > 1 else None
+    return layer, torch.zeros(shape)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_max_and_min_of_the_same_entries_cost_nothing(kind, names):
 @pytest.mark.parametrize("names", [NAMES[::5], pytest.param(NAMES, marks=pytest.mark.slow)], ids=["some", "all"])
 def test_the_checker_accepts_what_is_shared(names):
     torch.manual_seed(0)
-    _, example = _first("1x1 images")
+    example = torch.zeros(2, 16, 4, 4)
     layers = [nn.Conv2d(16, 16, 1) for _ in names]
     for layer in layers:
         nn.init.orthogonal_(layer.weight)
@@ -170,12 +172,8 @@ SEEMING = {
     "rectified twice": (math.sqrt(5), lambda x: (F.relu(x), F.relu(2 * x))),
     # padding is -infinity in both
     "padded windows, and their negatives": (_ROOT, lambda x: (F.max_pool1d(x, 2, 2, 1), -F.max_pool1d(-x, 2, 2, 1))),
-    "padding of -infinity, less of zeros": (
-        1.0, lambda x: (F.max_pool1d(x, 3, 3, 1) - F.max_pool1d(F.pad(x, (1, 1)), 3, 3),),
-    ),
-    "padding of zeros, less of -infinity": (
-        1.0, lambda x: (F.max_pool1d(F.pad(x, (1, 1)), 3, 3) - F.max_pool1d(x, 3, 3, 1),),
-    ),
+    "padding of -inf, less of 0": (1.0, lambda x: (F.max_pool1d(x, 3, 3, 1) - F.max_pool1d(F.pad(x, (1, 1)), 3, 3),)),
+    "padding of 0, less of -inf": (1.0, lambda x: (F.max_pool1d(F.pad(x, (1, 1)), 3, 3) - F.max_pool1d(x, 3, 3, 1),)),
 }  # fmt: skip
 """Name -> a gain in Euclidean norms, and the parts of the result of a vector of 4 that has it."""
 JUMPING = {

@@ -205,7 +205,5 @@ def test_a_program_has_its_example() -> None:
         lambda: lower_bound(program, torch.zeros(1, 3)),
         lambda: export(program, "none", torch.zeros(1, 3)),
     ):
-        with pytest.raises(
-            ValueError, match="a program has its example and its output, got a program and example_input="
-        ):
+        with pytest.raises(ValueError, match=r"a program has its example and its output, got .* example_input="):
             call()

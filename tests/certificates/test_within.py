@@ -20,17 +20,12 @@ from wellnormed.proof import Proof
 from .adversary import Net
 
 NORMS: dict[str, tuple[Norm, tuple[int, ...]]] = {
-    "spectral": (wn.Spectral(), (12, 5)),
-    "pixels": (wn.Spectral(units="pixels"), (12, 19)),
-    "heads": (PerHead(3), (12, 5)),
-    "unequal parts": (Split((6, 2, 4)), (12, 5)),
-    "parts of inputs": (Split(2, dim=1), (12, 6)),
-    "columns": (wn.ColNorm(), (12, 5)),
-    "embedding": (wn.ColNorm(input_axis=0), (12, 5)),
-    "rows": (RowNorm(), (12, 5)),
-    "largest entry": (wn.Sign(), (12, 6)),
-    "scaled entries": (wn.Sign(normalized=True), (12, 6)),
-}
+    "spectral": (wn.Spectral(), (12, 5)), "pixels": (wn.Spectral(units="pixels"), (12, 19)),
+    "heads": (PerHead(3), (12, 5)), "unequal parts": (Split((6, 2, 4)), (12, 5)),
+    "parts of inputs": (Split(2, dim=1), (12, 6)), "columns": (wn.ColNorm(), (12, 5)),
+    "embedding": (wn.ColNorm(input_axis=0), (12, 5)), "rows": (RowNorm(), (12, 5)),
+    "largest entry": (wn.Sign(), (12, 6)), "scaled entries": (wn.Sign(normalized=True), (12, 6)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -140,24 +135,18 @@ def test_a_gpt_within_its_caps_and_its_float8_ranges():
 
 
 OF_ENTRIES = {
-    "sign": lambda x, a, b: x @ a.sign() @ b,
-    "mask": lambda x, a, b: torch.where(a[0] > 0, x, 0.0) @ a @ b,
+    "sign": lambda x, a, b: x @ a.sign() @ b, "mask": lambda x, a, b: torch.where(a[0] > 0, x, 0.0) @ a @ b,
     "mask of -infinity": lambda x, a, b: (x @ a + torch.where(a > 0, -torch.inf, 0.0)).softmax(-1) @ b,
     "float mask": lambda x, a, b: torch.where(a.bool(), x @ a @ b, 0.0),
-    "repaired": lambda x, a, b: x @ a.nan_to_num() @ b,
-    "turned, then scaled": lambda x, a, b: x @ (2 * a.T) @ b,
+    "repaired": lambda x, a, b: x @ a.nan_to_num() @ b, "turned, then scaled": lambda x, a, b: x @ (2 * a.T) @ b,
     "rounded, then scaled": lambda x, a, b: x @ (2 * a.half()).float() @ b,
-    "turned around": lambda x, a, b: x @ -a @ b,
-    "shifted": lambda x, a, b: x @ (a + 1) @ b,
+    "turned around": lambda x, a, b: x @ -a @ b, "shifted": lambda x, a, b: x @ (a + 1) @ b,
     "of logits, and of no mask": lambda x, a, b: (x @ a).softmax(-1) + b.exp(),
-    "normalized": lambda x, a, b: x @ (a / a.norm()) @ b,
-    "divided": lambda x, a, b: (x @ a) / b,
-    "folded": lambda x, a, b: x @ (a @ b),
-    "chosen": lambda x, a, b: x @ b if a.argmax() < 18 else x @ a,
-    "equal": lambda x, a, b: x @ (a == a).float() @ b,
-    "decomposed": lambda x, a, b: x @ torch.linalg.svd(a).U @ b,
+    "normalized": lambda x, a, b: x @ (a / a.norm()) @ b, "divided": lambda x, a, b: (x @ a) / b,
+    "folded": lambda x, a, b: x @ (a @ b), "chosen": lambda x, a, b: x @ b if a.argmax() < 18 else x @ a,
+    "equal": lambda x, a, b: x @ (a == a).float() @ b, "decomposed": lambda x, a, b: x @ torch.linalg.svd(a).U @ b,
     "strided": lambda x, a, b: x @ a.as_strided((6, 6), (6, 1)) @ b,
-}
+}  # fmt: skip
 
 
 def two(use):
@@ -257,50 +246,24 @@ def test_all_biases_without_a_promise_are_named_with_what_serves_them():
     assert wn.certify(model, example, within=constraints).rms_lipschitz == pytest.approx(9, rel=1e-6)
 
 
-def frozen(model):
-    model[1].weight = nn.Parameter(model[0].weight.data, requires_grad=False)
+SHARES = {
+    "frozen": lambda layer, w: setattr(layer, "weight", nn.Parameter(w, requires_grad=False)),
+    "buffer": lambda layer, w: layer.register_buffer("weight", w),
+    "buffer that is not saved": lambda layer, w: layer.register_buffer("weight", w, persistent=False),
+    "attribute": lambda layer, w: setattr(layer, "weight", w),
+    "part of an array": lambda layer, w: layer.register_buffer(
+        "weight", torch.from_numpy(w.numpy().reshape(-1)[4:8])[None]
+    ),
+    "trained attribute": lambda layer, w: setattr(layer, "weight", torch.ones(4, 4, requires_grad=True)),
+    "trained buffer": lambda layer, w: layer.register_buffer("weight", torch.ones(4, 4, requires_grad=True)),
+}
 
 
-def buffer(model, persistent):
-    del model[1].weight
-    model[1].register_buffer("weight", model[0].weight.detach(), persistent=persistent)
-
-
-def attribute(model):
-    del model[1].weight
-    model[1].weight = model[0].weight.detach()
-
-
-def part_of_an_array(model):
-    del model[1].weight
-    model[1].register_buffer("weight", torch.from_numpy(model[0].weight.detach().numpy().reshape(-1)[4:8])[None])
-
-
-def trained_attribute(model):
-    del model[1].weight
-    model[1].weight = torch.ones(4, 4, requires_grad=True)
-
-
-def trained_buffer(model):
-    del model[1].weight
-    model[1].register_buffer("weight", torch.ones(4, 4, requires_grad=True))
-
-
-@pytest.mark.parametrize(
-    "share",
-    [
-        frozen,
-        lambda m: buffer(m, persistent=True),
-        lambda m: buffer(m, persistent=False),
-        attribute,
-        part_of_an_array,
-        trained_attribute,
-        trained_buffer,
-    ],
-)
-def test_what_shares_the_memory_of_a_trained_weight_or_is_trained_without_being_a_parameter_is_refused(share):
+@pytest.mark.parametrize("name", SHARES)
+def test_what_shares_the_memory_of_a_trained_weight_or_is_trained_without_being_a_parameter_is_refused(name):
     model, constraints = half_capped()
-    share(model)
+    del model[1].weight
+    SHARES[name](model[1], model[0].weight.detach())
     with pytest.raises(UncertifiableError, match=r"the bound needs entries of 1\.weight"):
         wn.certify(model, torch.randn(2, 4), within=constraints)
 

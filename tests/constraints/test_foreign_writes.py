@@ -296,16 +296,11 @@ class Exploding(wn.optim.Direction):
 
 
 RUINED = [
-    (wn.ColumnCap(1.0), wn.norms.ColNorm()),
-    (c.EntryCap(1.0), wn.Sign()),
-    (c.Sphere(1.0), wn.norms.ColNorm()),
-    (c.Sphere(1.0), wn.Sign()),
-    (c.Sphere(1.0), wn.Spectral()),
-    (wn.HardCap(1.0, every=8), wn.Spectral()),
-    (c.SpectralNormalize(1.0), wn.Spectral()),
-    (c.FixedNorm(), wn.norms.ColNorm()),
+    (wn.ColumnCap(1.0), wn.norms.ColNorm()), (c.EntryCap(1.0), wn.Sign()), (c.Sphere(1.0), wn.norms.ColNorm()),
+    (c.Sphere(1.0), wn.Sign()), (c.Sphere(1.0), wn.Spectral()), (wn.HardCap(1.0, every=8), wn.Spectral()),
+    (c.SpectralNormalize(1.0), wn.Spectral()), (c.FixedNorm(), wn.norms.ColNorm()),
     (c.FixedNorm(frobenius=True), wn.Spectral()),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -22,13 +22,10 @@ def parametrized(layer):
 
 
 MADE = {
-    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
-    "weight norm": parametrizations.weight_norm,
-    "weight norm by a hook": nn.utils.weight_norm,
-    "spectral norm by a hook": nn.utils.spectral_norm,
-    "orthogonal": parametrizations.orthogonal,
-    "parametrized": parametrized,
-}
+    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 0.5), "weight norm": parametrizations.weight_norm,
+    "weight norm by a hook": nn.utils.weight_norm, "spectral norm by a hook": nn.utils.spectral_norm,
+    "orthogonal": parametrizations.orthogonal, "parametrized": parametrized,
+}  # fmt: skip
 MOVED_ON = {"pruned", "orthogonal", "parametrized", "spectral norm by a hook"}  # the same parameter, by another name
 ours = pytest.mark.parametrize("foreign", [False, True])
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")

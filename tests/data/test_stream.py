@@ -102,17 +102,14 @@ def test_a_token_that_does_not_fit_stops_every_rank_with_the_same_sentence():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch": 0}, "batch=0 must be at least 1"),
-        ({"length": 0}, "length=0 must be at least 1"),
-        ({"world": 0}, "world=0 must be at least 1"),
-        ({"rank": 2, "world": 2}, "rank=2 must be from 0 to 1"),
+        ({"batch": 0}, "batch=0 must be at least 1"), ({"length": 0}, "length=0 must be at least 1"),
+        ({"world": 0}, "world=0 must be at least 1"), ({"rank": 2, "world": 2}, "rank=2 must be from 0 to 1"),
         ({"world": 3}, "batch=4 windows cannot be shared equally among 3 ranks"),
-        ({"position": 4}, "position=4 must be a multiple of length=5"),
-        ({"position": -5}, "position=-5"),
+        ({"position": 4}, "position=4 must be a multiple of length=5"), ({"position": -5}, "position=-5"),
         ({"length": 100}, "100 tokens are too few for one window of 100"),
         ({"seed": -1}, "seed=-1 must not be negative"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         TokenStream(Tokens([np.arange(100)]), **{"batch": 4, "length": 5} | options)

@@ -104,9 +104,7 @@ def test_torchtitan_goes_on_from_a_checkpoint_to_the_same_losses(launcher):
     command = [sys.executable, *launcher, str(EXAMPLES / "torchtitan_optimizer.py")]
     process = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert process.returncode == 0, process.stderr
-    losses, again = (
-        [float(loss) for loss in line.partition(":")[2].split()] for line in process.stdout.splitlines()[:2]
-    )
+    losses, again = ([float(x) for x in line.partition(":")[2].split()] for line in process.stdout.splitlines()[:2])
     assert losses[4:] == again
     assert losses[-1] < 0.5 * losses[0]
     assert float(process.stdout.split()[-1]) <= 1

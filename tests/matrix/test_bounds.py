@@ -35,13 +35,10 @@ def exactly_at_most(w, bound):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.integers(1, 8),
-    st.integers(1, 8),
-    st.integers(-30, 30),
-    st.integers(0, 999),
+    st.integers(1, 8), st.integers(1, 8), st.integers(-30, 30), st.integers(0, 999),
     st.sampled_from(["normal", "rank one", "orthogonal", "graded", "integers"]),
     st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
-)
+)  # fmt: skip
 def test_bound_holds_in_exact_arithmetic(m, n, exponent, seed, kind, dtype):
     w = normal(m, n, seed=seed, dtype=torch.float64)
     if kind == "rank one":

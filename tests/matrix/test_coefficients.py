@@ -41,15 +41,11 @@ def test_facts_are_those_of_the_composition(name):
 @pytest.mark.parametrize(
     ("name", "maximum", "slope"),
     [
-        ("jordan-5", 1.20237, 485),
-        ("you-6", 0.99933, 1137),
-        ("you-5-nanogpt", 1.14502, 493),
-        ("polar-express-8", 1.0, 6363),
-        ("polar-express-5", 1.12356, 976),
-        ("polar-express-5-modded", 1.14113, 990),
+        ("jordan-5", 1.20237, 485), ("you-6", 0.99933, 1137), ("you-5-nanogpt", 1.14502, 493),
+        ("polar-express-8", 1.0, 6363), ("polar-express-5", 1.12356, 976), ("polar-express-5-modded", 1.14113, 990),
         ("spectral-clipping-6", 1.0096, 492),
     ],
-)
+)  # fmt: skip
 def test_facts_are_the_published_ones(name, maximum, slope):
     assert REGISTRY[name].maximum == pytest.approx(maximum, abs=5e-5)  # published to four or five digits
     assert REGISTRY[name].slope == pytest.approx(slope, rel=1.1e-3)

@@ -72,16 +72,11 @@ def test_beyond_a_decay_of_one_the_published_bound_is_false():
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ((-1.0, 0.5, 0.1), "upper=-1"),
-        ((float("inf"), 0.5, 0.1), "upper=inf"),
-        ((1.0, 0.0, 0.1), "decay=0"),
-        ((1.0, 1.1, 0.1), r"decay=1\.1"),
-        ((1.0, float("nan"), 0.1), "decay=nan"),
-        ((1.0, 0.5, -0.1), "lr=-0"),
-        ((1.0, 0.5, float("nan")), "lr=nan"),
-        ((1.0, 0.5, 0.1, "after"), "order='after'"),
+        ((-1.0, 0.5, 0.1), "upper=-1"), ((float("inf"), 0.5, 0.1), "upper=inf"), ((1.0, 0.0, 0.1), "decay=0"),
+        ((1.0, 1.1, 0.1), r"decay=1\.1"), ((1.0, float("nan"), 0.1), "decay=nan"), ((1.0, 0.5, -0.1), "lr=-0"),
+        ((1.0, 0.5, float("nan")), "lr=nan"), ((1.0, 0.5, 0.1, "after"), "order='after'"),
     ],
-)
+)  # fmt: skip
 def test_refused_arguments(arguments, named):
     with pytest.raises(ValueError, match=named):
         clipped_weight_decay_equilibrium(*arguments)

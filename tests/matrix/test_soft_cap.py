@@ -57,14 +57,10 @@ def test_decay_can_make_the_cap_unnecessary():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((1.0, 1.62), "2.6129 times"),
-        ((0.0, 0.1), "cap=0.0"),
-        ((float("inf"), 0.1), "cap"),
-        ((1.0, -0.1), "update_norm"),
-        ((1.0, float("nan")), "update_norm"),
-        ((1.0, 0.1, 1.0), "decay=1.0"),
+        ((1.0, 1.62), "2.6129 times"), ((0.0, 0.1), "cap=0.0"), ((float("inf"), 0.1), "cap"),
+        ((1.0, -0.1), "update_norm"), ((1.0, float("nan")), "update_norm"), ((1.0, 0.1, 1.0), "decay=1.0"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_hold_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         soft_cap_strength(*arguments)

@@ -17,16 +17,11 @@ from wellnormed.matrix import (
 )
 
 FUNCTIONS = {
-    "msign": msign,
-    "msign svd": lambda w: msign(w, method="svd"),
-    "clip": lambda w: spectral_clip(w, 0.5, 2.0),
-    "hardcap": lambda w: spectral_hardcap(w, 1.5),
-    "relu": lambda w: spectral_relu(w, 1.0),
-    "decay": lambda w: spectral_clipped_weight_decay(w, 1.0, 0.5),
-    "normalize": lambda w: spectral_normalize(w, 1.0),
-    "norm": spectral_norm,
-    "soft cap": lambda w: soft_cap(w, 0.1),
-}
+    "msign": msign, "msign svd": lambda w: msign(w, method="svd"), "clip": lambda w: spectral_clip(w, 0.5, 2.0),
+    "hardcap": lambda w: spectral_hardcap(w, 1.5), "relu": lambda w: spectral_relu(w, 1.0),
+    "decay": lambda w: spectral_clipped_weight_decay(w, 1.0, 0.5), "normalize": lambda w: spectral_normalize(w, 1.0),
+    "norm": spectral_norm, "soft cap": lambda w: soft_cap(w, 0.1),
+}  # fmt: skip
 POLYNOMIAL = {"msign": msign, "soft cap": lambda w: soft_cap(w, 0.1)}
 
 

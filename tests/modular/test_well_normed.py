@@ -59,13 +59,9 @@ def transformer(generator: torch.Generator) -> nn.Module:
 
 
 MODELS = {
-    "mlp": (mlp, (2, 4)),
-    "residual": (residual_network, (2, 4)),
-    "attention": (attention, (2, 5, 8)),
-    "sharp attention": (sharp_attention, (2, 5, 8)),
-    "blocks": (transformer, (2, 5, 8)),
-    "cnn": (cnn, (2, 3, 8, 8)),
-}
+    "mlp": (mlp, (2, 4)), "residual": (residual_network, (2, 4)), "attention": (attention, (2, 5, 8)),
+    "sharp attention": (sharp_attention, (2, 5, 8)), "blocks": (transformer, (2, 5, 8)), "cnn": (cnn, (2, 3, 8, 8)),
+}  # fmt: skip
 EXACT = wn.Spectral(method="svd")
 
 

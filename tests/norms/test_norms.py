@@ -366,27 +366,20 @@ def test_norms_of_kernels_bound_the_operator_on_images_and_the_largest_pixel(gro
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: wn.ColNorm(input_axis=2), "input_axis"),
-        (lambda: wn.ColNorm(max_inflation=0.5), "max_inflation"),
-        (lambda: wn.Spectral(method="qr"), "method='qr'"),
-        (lambda: wn.Spectral("nothing"), "nothing"),
-        (lambda: wn.Spectral(units="image"), "units='image'"),
-        (lambda: wn.Spectral(input_axis=2), "input_axis=2"),
+        (lambda: wn.ColNorm(input_axis=2), "input_axis"), (lambda: wn.ColNorm(max_inflation=0.5), "max_inflation"),
+        (lambda: wn.Spectral(method="qr"), "method='qr'"), (lambda: wn.Spectral("nothing"), "nothing"),
+        (lambda: wn.Spectral(units="image"), "units='image'"), (lambda: wn.Spectral(input_axis=2), "input_axis=2"),
         (lambda: SpectralConv(inner=wn.Spectral(input_axis=0)), "transposed=True"),
         (lambda: SpectralConv(inner=wn.Sign()), r"inner=Sign\(\) must be a Spectral"),
         (lambda: wn.Sign(normalized=True, ndim=1), "no inputs to count"),
-        (lambda: wn.Sign(normalized=True, output_axis=2), "output_axis"),
-        (lambda: Split(0), "must be positive"),
-        (lambda: Split(()), "must be positive"),
-        (lambda: Split((3, 0)), "must be positive"),
-        (lambda: Split(2, dim=2), "dim=2"),
-        (lambda: Split(2, wn.Sign()), "must be a norm of matrices, got"),
+        (lambda: wn.Sign(normalized=True, output_axis=2), "output_axis"), (lambda: Split(0), "must be positive"),
+        (lambda: Split(()), "must be positive"), (lambda: Split((3, 0)), "must be positive"),
+        (lambda: Split(2, dim=2), "dim=2"), (lambda: Split(2, wn.Sign()), "must be a norm of matrices, got"),
         (lambda: Experts(BiasRMS()), "must be a norm of matrices, got"),
-        (lambda: SpectralConv(mode="rows"), "mode='rows'"),
-        (lambda: SpectralConv(4), "spatial=4"),
+        (lambda: SpectralConv(mode="rows"), "mode='rows'"), (lambda: SpectralConv(4), "spatial=4"),
         (lambda: SpectralConv(groups=0), "groups=0"),
     ],
-)
+)  # fmt: skip
 def test_bad_settings_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -96,10 +96,7 @@ def test_a_resumed_run_keeps_the_sizes_of_its_first_start():
 def test_printing_shows_what_will_be_used():
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 8), nn.Linear(8, 5, bias=False))
     model[1].bias.requires_grad_(False)
-    groups = [
-        {"params": [model[1].weight], "momentum": 0.5, "lr": 0.25},
-        {"params": [model[0].weight, model[2].weight]},
-    ]
+    groups = [{"params": [model[1].weight], "momentum": 0.5, "lr": 0.25}, {"params": [m.weight for m in model[::2]]}]
     optimizer = wn.Scion(groups, lr=0.5, norms=model, overrides={"0": None}, radii={"2": 3000}, lr_factors={"1": 0.5})
     lines = [re.split(r"\s{2,}", line) for line in str(optimizer).splitlines()]
     spectral = "Spectral"
@@ -121,10 +118,7 @@ def test_printing_shows_what_will_be_used():
             lambda m: wn.Scion(m, overrides={"0": wn.Spectral}),
             r"overrides\['0'\] must be a norm, got the class Spectral; pass Spectral\(\)",
         ),
-        (
-            lambda m: wn.Scion(m, overrides={"0": "Spectral"}),
-            r"overrides\['0'\] must be a norm, got 'Spectral'; pass one",
-        ),
+        (lambda m: wn.Scion(m, overrides={"0": "Spectral"}), r"overrides\['0'\] must be .* got 'Spectral'; pass one"),
         (lambda m: wn.assign_norms(m.parameters()), "model is of type generator; pass the model itself"),
         (lambda m: wn.Scion(m, radii={"hed": 3.0}), r"radii: the pattern 'hed'.*nearest names are head"),
         (lambda m: wn.Scion(m, radii={"head": -3.0}), "radius=-3.0 must be positive"),

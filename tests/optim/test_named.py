@@ -47,13 +47,9 @@ def test_muon_is_torch_muon_with_adamw_on_the_rest(
 ):
     ours, theirs = block(), block()
     muon = wn.Muon(
-        wn.assign_norms(ours, recipe="muon"),
-        lr=0.05,
-        nesterov=nesterov,
-        weight_decay=weight_decay,
-        adjust_lr_fn=adjust_lr_fn,
-        adamw=wn.optim.AdamWSettings(lr=0.01, betas=(0.9, 0.95), weight_decay=0.2),
-    )
+        wn.assign_norms(ours, recipe="muon"), lr=0.05, nesterov=nesterov, weight_decay=weight_decay,
+        adjust_lr_fn=adjust_lr_fn, adamw=wn.optim.AdamWSettings(lr=0.01, betas=(0.9, 0.95), weight_decay=0.2),
+    )  # fmt: skip
     hidden = [theirs[1].weight, theirs[4].weight]
     rest = [p for p in theirs.parameters() if all(p is not h for h in hidden)]
     rule = adjust_lr_fn

@@ -10,19 +10,15 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 import wellnormed as wn
 
 OURS = {
-    "Scion": wn.Scion,
-    "SCG": lambda model: wn.Scion(model, lr=0.1, unconstrained=False),
-    "Muon": wn.Muon,
-    "the recipe muon": lambda model: wn.Muon(model, recipe="muon"),
-    "Almond": wn.Almond,
-    "sharp": lambda model: wn.optim.SpectralDescent(model, lr=0.1),
-    "Signum": wn.optim.Signum,
+    "Scion": wn.Scion, "SCG": lambda model: wn.Scion(model, lr=0.1, unconstrained=False), "Muon": wn.Muon,
+    "the recipe muon": lambda model: wn.Muon(model, recipe="muon"), "Almond": wn.Almond,
+    "sharp": lambda model: wn.optim.SpectralDescent(model, lr=0.1), "Signum": wn.optim.Signum,
     "NormalizedSGD": wn.optim.NormalizedSGD,
     "NorMuon": lambda model: wn.Scion(model, directions={"*": wn.optim.directions.NorMuon(0.9)}),
     "memory-light": lambda model: wn.Scion(model, memory="gradient"),
     "sign-only": lambda model: wn.Scion(model, recipe="sign-only"),
     "factors": lambda model: wn.Scion(model, lr_factors={"0": 0.5}),
-}
+}  # fmt: skip
 OTHERS = {
     "AdamW": lambda model: torch.optim.AdamW(model.parameters()),
     "AdamW, named": lambda model: torch.optim.AdamW(model.named_parameters()),
@@ -106,20 +102,11 @@ def test_states_of_other_sizes_and_what_is_no_state_are_refused():
     source = wn.Scion(model)
     train(model, source)
     optimizer = wn.Scion(network())
-    with pytest.raises(
-        ValueError, match=r"'0\.weight' holds .*momentum_buffer \(5, 7\).* of a model of the same sizes"
-    ):
+    with pytest.raises(ValueError, match=r"'0.weight' holds .*momentum_buffer \(5, 7\).* of a model of the same size"):
         optimizer.load_state_dict(source.state_dict())
-    for wrong in (
-        None,
-        [],
-        {},
-        model.state_dict(),
-        {"state": {}, "param_groups": 3},
-        {"state": {}, "param_groups": [3]},
-    ):
+    for bad in (None, [], {}, model.state_dict(), {"state": {}, "param_groups": 3}, {"state": {}, "param_groups": [3]}):
         with pytest.raises(ValueError, match="the state must be a dictionary of an optimizer"):
-            optimizer.load_state_dict(wrong)
+            optimizer.load_state_dict(bad)
 
 
 @pytest.mark.parametrize("memory", ["buffer", "gradient"])

@@ -124,24 +124,17 @@ def test_momentum_in_the_gradient_is_the_same_optimizer_without_state():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr": -1.0}, "lr=-1.0"),
-        ({"lr": float("nan")}, "lr=nan"),
-        ({"momentum": 1.0}, "momentum=1.0"),
-        ({"radius": 0.0}, "radius=0.0"),
-        ({"lr": 2.0, "step_rule": "constrained"}, "at most 1"),
-        ({"step_rule": "sideways"}, "sideways"),
-        ({"lr_factors": {"nothing": 1.0}}, "matches no trainable parameter"),
-        ({"lr_factors": {"weight": -1.0}}, "lr_factors"),
-        ({"weight_decay": -1.0}, "weight_decay=-1.0"),
-        ({"weight_decay": 11.0}, "weight_decay=11.0"),
-        ({"weight_decay": 0.1, "step_rule": "constrained"}, "radius"),
+        ({"lr": -1.0}, "lr=-1.0"), ({"lr": float("nan")}, "lr=nan"), ({"momentum": 1.0}, "momentum=1.0"),
+        ({"radius": 0.0}, "radius=0.0"), ({"lr": 2.0, "step_rule": "constrained"}, "at most 1"),
+        ({"step_rule": "sideways"}, "sideways"), ({"lr_factors": {"nothing": 1.0}}, "matches no trainable parameter"),
+        ({"lr_factors": {"weight": -1.0}}, "lr_factors"), ({"weight_decay": -1.0}, "weight_decay=-1.0"),
+        ({"weight_decay": 11.0}, "weight_decay=11.0"), ({"weight_decay": 0.1, "step_rule": "constrained"}, "radius"),
         ({"nesterov": True, "step_rule": "averaged"}, "nesterov"),
-        ({"nesterov": True, "memory": "gradient"}, "nesterov"),
-        ({"memory": "none"}, "memory='none'"),
+        ({"nesterov": True, "memory": "gradient"}, "nesterov"), ({"memory": "none"}, "memory='none'"),
         ({"memory": "gradient", "step_rule": "averaged"}, "ALMOND"),
         ({"memory": "gradient", "step_rule": "sharp"}, "length"),
     ],
-)
+)  # fmt: skip
 def test_settings_out_of_range_and_contradictions_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         engine(layer(), **{"lr": 0.1, **settings})

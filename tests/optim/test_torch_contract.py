@@ -182,14 +182,6 @@ EVERY = {
 }
 
 
-def copied(make, *both):
-    return copy.deepcopy(both)
-
-
-def pickled(make, *both):
-    return pickle.loads(pickle.dumps(both))
-
-
 def loaded(make, model, optimizer):
     other = network(seed=1)
     other.load_state_dict(model.state_dict())
@@ -207,7 +199,9 @@ def loaded_by_name(make, model, optimizer):
     return other, again
 
 
-@pytest.mark.parametrize("way", [copied, pickled, loaded, loaded_by_name])
+@pytest.mark.parametrize("way", [
+    lambda _, *both: copy.deepcopy(both), lambda _, *both: pickle.loads(pickle.dumps(both)), loaded, loaded_by_name,
+], ids=["copied", "pickled", "loaded", "loaded by name"])  # fmt: skip
 @pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
 def test_a_run_goes_on_with_the_same_bits(make, way):
     model = network()

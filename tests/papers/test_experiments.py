@@ -23,18 +23,12 @@ TINY = {"width": 16, "blocks": 1, "length": 8, "batch": 2, "steps": 3, "tested":
 OF_CNN = {"width": 1 / 16, "batch": 8}
 OF_CIFAR = {"width": 8, "batch": 8}
 OTHERS = {
-    "caps": {"width": 8, "batch": 8},
-    "certified-vision": {"channels": (8, 16), "depths": (0, 1), "hidden": (8,)},
-    "cifar-robustness": OF_CIFAR,
-    "cifar-tradeoff": OF_CIFAR,
-    "grokking": {"prime": 7, "width": 6, "steps": 10},
-    "hardcap-cost": {"short": 16, "rounds": 1},
-    "hardcap-stability": {"rows": 8, "columns": 12},
-    "lr-transfer-cnn": OF_CNN,
-    "memory": {"vocabulary": 32},
-    "shakespeare-best": {"token_width": 2, "hidden": 8, "width": 8},
-    "watermark": {"width": 32, "batch": 8},
-}
+    "caps": {"width": 8, "batch": 8}, "certified-vision": {"channels": (8, 16), "depths": (0, 1), "hidden": (8,)},
+    "cifar-robustness": OF_CIFAR, "cifar-tradeoff": OF_CIFAR, "grokking": {"prime": 7, "width": 6, "steps": 10},
+    "hardcap-cost": {"short": 16, "rounds": 1}, "hardcap-stability": {"rows": 8, "columns": 12},
+    "lr-transfer-cnn": OF_CNN, "memory": {"vocabulary": 32},
+    "shakespeare-best": {"token_width": 2, "hidden": 8, "width": 8}, "watermark": {"width": 32, "batch": 8},
+}  # fmt: skip
 """Experiment -> other fields of its small cells."""
 LONG = {"shakespeare-tradeoff", "shakespeare-best", "nanogpt-table1"}
 """Whose cells take seconds, however small."""
@@ -91,9 +85,7 @@ def test_cells_have_keys_of_their_own(name, preset):
         assert len({cell.seed for cell in cells}) >= 3
 
 
-of_committed = pytest.mark.parametrize(
-    "path", sorted(RESULTS.glob("*-*/rows.jsonl")), ids=lambda path: path.parent.name
-)
+of_committed = pytest.mark.parametrize("path", sorted(RESULTS.glob("*-*/rows.jsonl")), ids=lambda p: p.parent.name)
 
 
 @of_committed

@@ -97,9 +97,7 @@ def test_steps_of_signs_shrink_with_the_inputs_except_the_embeddings():
 
 
 def test_scion_starts_as_muon_does_and_scg_stays_in_its_balls_once_it_is_there():
-    tasks = [
-        GPTTask(replace(RUN, lr=1.0, method=method), CPU) for method in ("SCG", "uSCG", "Muon", "Adam with warm-up")
-    ]
+    tasks = [GPTTask(replace(RUN, lr=1.0, method=name), CPU) for name in ("SCG", "uSCG", "Muon", "Adam with warm-up")]
     starts = [[p.detach().clone() for p in task.model.parameters()] for task in tasks]
     for start in starts[1:]:
         assert all(map(torch.equal, starts[0], start))

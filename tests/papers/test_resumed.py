@@ -25,9 +25,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def nothing_is_bounded(line, monkeypatch):
     """Bounds take longer than the runs."""
-    monkeypatch.setattr(
-        shakespeare_best, "bounds", lambda model: {k: v.tolist() for k, v in model.state_dict().items()}
-    )
+    monkeypatch.setattr(shakespeare_best, "bounds", lambda m: {k: v.tolist() for k, v in m.state_dict().items()})
     monkeypatch.setattr(shakespeare_best, "lower_bound", lambda *_, **__: SimpleNamespace(rms_value=1.0))
 
 

@@ -119,9 +119,7 @@ def test_float8_leaves_layers_whose_range_is_not_proved_and_refuses_if_none_is(l
     assert "layers.0.block.output" not in task.float8
     assert "layers.1.block.input" not in task.float8
     caps = Caps(*[1e4] * 7)
-    with pytest.raises(
-        ValueError, match=r"no layer is proved .*layers\.0\.block\.query\.0 comes first and reaches 1e\+04"
-    ):
+    with pytest.raises(ValueError, match=r"no layer is proved .*layers.0.block.query.0 comes first and reaches 1e\+04"):
         task_of(replace(start, caps=caps), letters)
 
 

@@ -32,17 +32,9 @@ def config(data, *, variant="lipschitz", **changes) -> TrainConfig:
         model = replace(start.model, token_width=4, mixing_heads=4, blocks=2, hidden=32, attention_heads=2, length=16)
     # at a rate at which rounding does not grow from step to step; the preset's is for a model that is larger
     small = {
-        "learning_rate": 0.05,
-        "head_rate": 0.1,
-        "steps": 12,
-        "batch": 8,
-        "checkpoint_every": 4,
-        "log_every": 1,
-        "validation_tokens": 400,
-        "sample_tokens": 0,
-        "device": "cpu",
-        "precision": "float32",
-    }
+        "learning_rate": 0.05, "head_rate": 0.1, "steps": 12, "batch": 8, "checkpoint_every": 4, "log_every": 1,
+        "validation_tokens": 400, "sample_tokens": 0, "device": "cpu", "precision": "float32",
+    }  # fmt: skip
     return replace(start, model=model, data=str(data), attack_steps=0, certify="no", **(small | changes))
 
 

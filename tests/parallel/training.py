@@ -18,25 +18,18 @@ from wellnormed.parallel import placement
 from wellnormed.routing import Assignment
 
 CONSTRAINTS = {
-    "1": wn.HardCap(1.1),
-    "3": wn.SoftCap(1.2),
-    "5": wn.constraints.ClippedWeightDecay(0.8, 0.25),
-    "7": wn.constraints.Hammer(1.0),
-    "9": wn.HardCap(0.9, every=3),
-    "0": wn.ColumnCap(1.05),
-}
+    "1": wn.HardCap(1.1), "3": wn.SoftCap(1.2), "5": wn.constraints.ClippedWeightDecay(0.8, 0.25),
+    "7": wn.constraints.Hammer(1.0), "9": wn.HardCap(0.9, every=3), "0": wn.ColumnCap(1.05),
+}  # fmt: skip
 
 
 def muon(assignment, **settings):
     """Muon for matrices, AdamW for the embedding and the vectors."""
     entries = [a if isinstance(a.norm, wn.Spectral) else replace(a, norm=None) for a in assignment]
     return wn.Muon(
-        Assignment(tuple(entries)),
-        lr=0.05,
-        weight_decay=0.1,
-        adamw=AdamWSettings(lr=0.01, weight_decay=0.1),
+        Assignment(tuple(entries)), lr=0.05, weight_decay=0.1, adamw=AdamWSettings(lr=0.01, weight_decay=0.1),
         **settings,
-    )
+    )  # fmt: skip
 
 
 class OfOnesOwn(wn.optim.Direction):

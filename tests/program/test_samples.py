@@ -89,9 +89,7 @@ def test_every_program_of_a_model_that_mixes_rows_is_of_the_whole_batch(name: st
 
 DESERVING: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "a padding mask expanded over the batch": (
-        lambda m, x, mask: F.scaled_dot_product_attention(
-            x, x, x, attn_mask=mask[:, None, :].expand(x.shape[0], 3, 3) > 0
-        ),
+        lambda m, x, mask: F.scaled_dot_product_attention(x, x, x, mask[:, None, :].expand(x.shape[0], 3, 3) > 0),
         (torch.ones(4, 3, 4), torch.ones(4, 3, dtype=torch.long)),
     ),
     "the last token": (
@@ -222,17 +220,13 @@ def test_a_program_is_a_value() -> None:
 )
 def test_what_is_no_tensor_like_the_examples_is_refused_with_its_remedy(wrong: Any, words: str) -> None:
     program = wn.capture(nn.Linear(4, 4), torch.zeros(3, 4))
-    with pytest.raises(
-        ValueError, match=r"input must be a tensor of torch.float32 and shape \(batch, 4\) on cpu, .*" + words
-    ):
+    with pytest.raises(ValueError, match=r"must be a tensor of torch.float32 and shape \(batch, 4\) on cpu.*" + words):
         program(wrong)
 
 
 def test_inputs_with_different_numbers_of_samples_are_refused() -> None:
     program = wn.capture(Model(lambda m, x, y: x + y), (torch.zeros(3, 4), torch.zeros(3, 4)))
-    with pytest.raises(
-        ValueError, match=r"must have one number of samples, got {.*: 2, .*: 1}; pass a batch of one size"
-    ):
+    with pytest.raises(ValueError, match=r"one number of samples, got {.*: 2, .*: 1}; pass a batch of one size"):
         program(torch.zeros(2, 4), torch.zeros(1, 4))
 
 
@@ -287,11 +281,7 @@ TOKENS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], bool]] = {
     "a table of one row": (lambda m, t, n: m.weight[t] + F.embedding(n, m.weight[:1]), (_PADDED, 0 * _PADDED), True),
     "other masks": (lambda m, t: m.weight[t] * _shown(t), (torch.tensor([[1, 0, 3, 0], [1, 1, 1, 1]]),), False),
     "mixed rows": (lambda m, t: m.weight[t].roll(1, 0) * _shown(t), (_PADDED,), False),
-    "mixed rows beside floats": (
-        lambda m, t, x: x + m.weight[t].roll(1, 0) * _shown(t),
-        (_PADDED, torch.ones(2, 3, 4)),
-        False,
-    ),
+    "mixed, floats": (lambda m, t, x: x + m.weight[t].roll(1, 0) * _shown(t), (_PADDED, torch.ones(2, 3, 4)), False),
     "mixed rows of another table": (
         lambda m, t: m.weight[t] + F.embedding((t == 3).long(), m.weight[:2] / 2).roll(1, 0),
         (torch.ones(2, 3).long(),),

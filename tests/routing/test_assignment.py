@@ -76,14 +76,10 @@ def test_layers_decide_for_their_own_parameters_but_muon_takes_only_matrices():
 @pytest.mark.parametrize(
     ("recipe", "norm", "radius"),
     [
-        ("modular", wn.ColNorm(0, 16), 1),
-        ("language", wn.ColNorm(0), 1),
-        ("image", wn.ColNorm(0), 1),
-        ("sign-only", wn.Sign(normalized=True), 1),
-        ("scion-gpt", wn.Sign(normalized=True), 3000),
-        ("muon", None, 1),
+        ("modular", wn.ColNorm(0, 16), 1), ("language", wn.ColNorm(0), 1), ("image", wn.ColNorm(0), 1),
+        ("sign-only", wn.Sign(normalized=True), 1), ("scion-gpt", wn.Sign(normalized=True), 3000), ("muon", None, 1),
     ],
-)
+)  # fmt: skip
 def test_a_tied_table_is_an_embedding_where_nothing_else_is_published(recipe, norm, radius):
     assignment = wn.assign_norms(tied_model(), recipe)
     [tied] = [a for a in assignment if a.name == "0.weight"]

@@ -269,9 +269,7 @@ def test_what_is_repeated_for_every_sample_is_taken_for_vectors_with_a_warning(s
 def test_a_tied_parameter_that_no_layer_explains_is_refused_as_such():
     model = nn.ModuleDict({"own": bare("table", 7, 4), "head": nn.Linear(4, 7, bias=False)})
     model["head"].weight = model["own"].table
-    with pytest.raises(
-        ValueError, match=r"'own.table' of shape \(7, 4\) in Module has no norm.*\n.*Spectral\(\) for a"
-    ):
+    with pytest.raises(ValueError, match=r"'own.table' of shape \(7, 4\) in Module has no norm.*\n.*Spectral\(\) for"):
         wn.assign_norms(model)
 
 

@@ -202,12 +202,8 @@ def test_a_second_writer_is_refused_and_told_who_the_first_is(damaged):
                 rf"runs/damaged is being written by process {os.getpid()} on host \S+ since 20\S+ \S+ UTC; wait until",
                 one_line(shown),
             )
-        for command in (
-            ["verify", "runs/damaged"],
-            ["sample", "runs/damaged", "--characters", "3"],
-            ["report", "runs/damaged"],
-        ):
-            assert call(command) == (0, ""), command
+        for command in ("verify runs/damaged", "sample runs/damaged --characters 3", "report runs/damaged"):
+            assert call(command.split()) == (0, ""), command
     assert call(["certify", "runs/damaged", "--attack-steps", "0"]) == (0, "")
     assert not (damaged / ".holder").exists()  # nothing names a machine once the writer has ended
 

@@ -100,10 +100,7 @@ def test_a_peer_trains_and_is_certified_at_the_length_of_its_embeddings(place):
     ("options", "message"),
     [
         (["--variant", "nanogpt", "--constraint", "hard-cap"], "constraint=hard-cap must be `none` for models other"),
-        (
-            ["--variant", "potential", "--constraint", "hard-cap"],
-            "constraint=hard-cap must be left out for a `potential`",
-        ),
+        (["--variant", "potential", "--constraint", "hard-cap"], "hard-cap must be left out for a `potential`"),
         (["--variant", "potential", "--caps.query", "2"], "caps=.* must be left out for a `potential` model"),
         (["--model.heads", "3"], "model.heads=3 must divide the model's width, 128"),
         (["--micro-batch", "99"], "micro_batch=99 must be at most the batch"),
