@@ -27,6 +27,7 @@ from wellnormed.proof.claims import complete, prove
 from wellnormed.proof.decimals import decimals, root_down, rounding_up
 from wellnormed.proof.files import _KINDS, Stored
 from wellnormed.proof.functions import FUNCTIONS
+from wellnormed.proof.lipsdp import Network
 from wellnormed.proof.matrices import _symbols, absolute_kernel
 from wellnormed.proof.moves import Move
 from wellnormed.proof.promises import Parts, Promise
@@ -300,6 +301,21 @@ HONEST: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
         ],
         {"w": W, "s": np.array([-0.25, 0.25]), "steep": np.array([9.0]), "d": np.full(2, 2.0), "one": np.ones(1)},
     ),
+    "maps": (
+        [
+            start("x", 1, 2),
+            linear("h", "x", "w", 2, 1, 2),
+            row("t", "times", "h", (1, 2), divisor=-3.0),
+            linear("u", "t", "w", 2, 1, 2),
+            row("s", "times", "u", (1, 2), factor=-0.5),
+            row("z", "elementwise", "s", (1, 2), function="leaky_relu", numbers=[0.1]),
+            linear("y", "z", "w", 2, 1, 2),
+            row("a", "add", "y s x", (1, 2)),
+            row("j", "lipsdp", "a x", (1, 2), multipliers=["d"], bound=9.0),
+            end("j", 1, 2),
+        ],
+        {"w": W, "d": np.full(2, 2.0)},
+    ),
     "residual": (
         [start("x", 1, 4), linear("y", "x", "w", 1, 1, 4), row("s", "add", "x y", (1, 4)), end("s", 1, 4)],
         {"w": I4, "v": np.ones(4)},
@@ -464,6 +480,7 @@ ROWS: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
     "attention alone": (alone("attention", [[1, 2, 3, 4], [1, 2, 5, 4], [1, 2, 5, 6], [1, 2, 3, 6]], scale=-0.5), {}),
     "attention of many keys": (alone("attention", [[1, 1, 1, 2], [1, 1, 16, 2], [1, 1, 16, 2], [1, 1, 1, 2]],
         scale=0.5), {}),
+    "attention of two samples": (alone("attention", [[2, 1, 1, 2]] * 4, scale=0.5), {}),
     "attention of a matrix": (alone("attention", [[3, 4], [5, 4], [5, 6], [3, 6]], scale=0.5), {}),
     "convolution of pixels": (alone("convolution", [[1, 2, 7, 6], [1, 2, 3, 2]], claim("taps", "w", 3, groups=2), claim(
         "group_norm", "b", 3), axes=[1], stride=[2, 3], dilation=[2, 1], groups=2),
@@ -892,6 +909,16 @@ FAULTS: list[tuple[str, Fields]] = [
     *(("third of a third", {"t.executed": None, "z.executed": each}) for each in (None, F16)),
     *(("idle ball", {"x": [start("x", 1, 2), row("t", "times", "x", (1, 2), divisor=3.0, executed=None)],
         "z.inputs": ["t"], "z.executed": each}) for each in (None, F16)),
+    ("third", stating("x", 65400, **FLAT) | {"z.constants": {"factor": 1.0}, "z.executed": F16 | {"roundings": 1,
+        "beside": 6e5}}),
+    ("factors", stating("x", "0.01", **FLAT) | {"x.constants.radius": 1e-9, "tensors.f": np.array([-7e4, 1.0]),
+        "z.executed": F16}),
+    ("idle ball", stating("x", 150, shape=(1, 1)) | {"x.constants.radius": 100.0, "z.constants.scale": 1e-6,
+        "z.executed": F16}),
+    ("idle ball", stating("x", 9, radius=stated("1E-3"), error=stated(1)) | {"x.constants.radius": 1e-9,
+        "z.constants.scale": 1e6, "z.executed": F16}),
+    ("idle ball of thirds", stating("x", 3, 4, 900, shape=(1, 3, 1), error=stated(0, shape=(1, 1, 1))) | {
+        "z.constants.scale": 1e-6, "z.executed": F16}),
 ]  # fmt: skip
 """Documents with a row whose rounding errors have no bound."""
 
@@ -906,6 +933,9 @@ KEYS: Fields = {
     "kh": [HEADS[1], row("ks", "times", "kh", (1, 2, 3, 2), divisor=0.3)],
     "a.inputs.1": "ks",
 }
+ONE_HEAD: Fields = {f"{x}h": ... for x in "qkv"} | {"a": [row("a", "attention", "q k v x", (1, 3, 4), claim("spectral",
+    "wk", 2), claim("spectral", "wv", 2), scale=0.5)], "out.shape": [1, 3, 4], "out.axes": [2],
+    "out.reads": [[2]]}  # fmt: skip
 UNLIKE = {x: [[i * unit for i in range(first, first + 2 * n)] for unit in (1, 1e-4)]
     for x, first, n in (("x0", 3, 3), ("x1", 5, 5), ("x2", 9, 5))}  # fmt: skip
 CHANGED: list[tuple[str, Fields]] = [
@@ -931,7 +961,7 @@ CHANGED: list[tuple[str, Fields]] = [
     ("slope", {"z.constants.numbers": [-3.0], "z.claims": [], "j.constants.bound": 7.0}),
     *(("third", {"z.constants": {"factor": each}}) for each in (2.0**-1000, 2.0**1000)),
     ("third", {"z.executed.beside": -9.0}), ("half", {"z.constants.divisor": -2.0}),
-    ("a third and a tenth", {f"{each}.constants": {"factor": 2.0**1000} for each in "ts"}),
+    ("a third and a tenth", {f"{each}.constants": {"factor": -(2.0**1000)} for each in "ts"}),
     *(("constant", {"tensors.c": np.full((3, 2), 0.1), "z.executed.roundings": each}) for each in (None, 0)),
     *(("mlp", {"y.executed.dtype": each, "z.executed.dtype": each}) for each in FORMATS if each != "real"),
     ("mlp", {"tensors.b": np.full(2, 2.0**60), "y.claims.1.values": [2.0**63]}),
@@ -949,8 +979,18 @@ CHANGED: list[tuple[str, Fields]] = [
     ("scaling", {"y.claims.0.values": [4.0]}), ("margin", {"m": [HONEST["margin"][0][2], {**HONEST["margin"][0][2],
         "name": "n", "constants": {"factor": 0.75}}]}),
     ("mlp", {"tensors.b": np.full(2, 2**53 - 1), "y.claims.1.values": [2.0**54]}),
-    *(("clamp", {"x.constants": {"dtype": "float32", "low": low, "high": high}}) for low, high in ((-1, 3), (-3, 1))),
-    ("convolution", {"tensors.w": 2.0**700 * HONEST["convolution"][1]["w"], "y.claims.0.values": [2.0**702]}),
+    *(("residual", {"x.constants": {"dtype": "float32", "low": low, "high": high}}) for low, high in ((-1, 3), (-3, 1))
+    ), ("convolution", {"tensors.w": 2.0**700 * HONEST["convolution"][1]["w"], "y.claims.0.values": [2.0**702]}),
+    ("partly a difference", {"t.constants": {"factor": "f"}, "s.constants": {"factor": -3.0}, "tensors.f": np.full(2,
+        3.0)}),
+    ("constant", {"tensors.c": np.full((3, 2), 1 + 2.0**-7), "z.executed.dtype": "bfloat16"}),
+    ("slope", {"z.constants.numbers": [-1.0], "z.claims": [], "j.constants.bound": 3.5}), ("attention", ONE_HEAD),
+    ("attention", stating("x", 3, 4, 5, shape=(1, 3, 1))),
+    ("attention", KEYS | {f"{x}.claims": [HONEST["attention"][0][1 + i]["claims"][0], claim("group_norm", "b", 10)]
+        for i, x in enumerate("qkv") if i}), ("attention", KEYS | {"a.constants.scale": 0.1, "a.claims": [claim(
+        "spectral", x, 2.2, 2.2, parts=2) for x in ("wk", "wv")]}), ("attention", {"a.claims.2.values": [400.0] * 2}),
+    ("softmax", stating("x0", "1E+9", shape=[1] * 3) | {"y.executed": {"dtype": "bfloat16"}, **{f"{x}.shape": [
+        1, 1, 2936000] for x in ("x0", "y", "out")}}),
 ]  # fmt: skip
 """Valid documents that differ from one of the others."""
 
@@ -1050,6 +1090,25 @@ PARTLY: list[tuple[Any, ...]] = [
     ("mlp", "'shape' of an array is missing", {"x.radius": {"values": "1" * 2**20}}),
     ("mlp", "must be an array of at most", {"y.radius": stated(9)}),
     ("mlp", "dtype uint16 is none", {"tensors.b": np.ones(2, np.uint16)}),
+    ("slope", "do not prove", {"j.constants.bound": 2.0**201}),
+    ("slope", "do not prove", {"z.constants": {"function": "elu", "numbers": [-1 - 2.0**-48, 2.0**-106, 1 - 2.0**-48]},
+        "z.claims": [], "j.constants.bound": 9.0}),
+    ("slope", "do not prove", {"tensors.d": np.array([2.0, 2.0**-201]), "tensors.u": np.array([[1.0, 0], [-1, 0]]),
+        "y.claims.0.tensors": ["u"]}),
+    ("attention", "not made of heads", {"x.shape": [3, 4], **{f"{x}.shape": [3, 4] for x in "qkv"}, **{
+        f"{x}.axes": [1] for x in "xqkv"}, **{f"{x}.reads": [[1]] for x in "qkv"}, **ONE_HEAD, "a": [row("a",
+        "attention", "q k v x", (3, 4), *ONE_HEAD["a"][0]["claims"], scale=0.5)], "out": [end("a", 3, 4)]}),
+    *(("attention", "not made of heads", {"kh": [HEADS[1], some], "a.inputs.1": "ks",
+        "tensors.c": np.ones((1, 2, 3, 2))}) for some in (row("ks",
+        "constant", "", (1, 2, 3, 2), tensor="c"), row("ks", "rounding", "kh", (1, 2, 3, 2), dtype="float32"))),
+    ("attention", "not made of heads", {f"tensors.w{x}": 2 * np.eye(8, 4) for x in "qkv"} | {
+        f"{x}.shape": [1, 3, 8] for x in "qkv"} | {f"{x}h.shape": [1, 2, 3, 3] for x in "qkv"} | {
+        f"{x}h.constants.tables": [0, 3, 8, 1] for x in "qkv"} | {"a.claims": ATTENTION["claims"][:2], "a.shape.3": 3,
+        "out.shape.3": 3}),
+    ("attention", "not made of heads", {f"{x}h": [row(f"{x}h", "pick", x, (1, 1, 3, 1), offset=3, tables=[0, 0, [0,
+        -1 if x != "q" else 4, 8], 1])] for x in "qkv"} | {"a": [row("a", "attention", "qh kh vh x", (1, 1, 3, 1),
+        *(claim("spectral", f"w{x}", *[2] * 4, parts=4) for x in "kv"), reads=ATTENTION["reads"], axes=[3],
+        scale=0.5)], "out": [end("a", 1, 1, 3, 1)]}),
 ]  # fmt: skip
 """Forgeries that one operand of a condition refuses; with the whole condition dropped, something else does."""
 EACH = ((2, 1, 1), 2.0, 0, (1, 0, 0)), ((2, 1, 1), 3.0, 2, (1, 0, 0))
@@ -1196,7 +1255,7 @@ def concluded(execution: Fields) -> Report:
     return conclude(read(Document, {**document, "execution": execution}, "the certificate"), proof)
 
 
-def limits(limit: str, most: int) -> Any:
+def limits(limit: str, most: float) -> Any:
     """Let a limit of the kernel be so small in a `with` block."""
     return mock.patch(f"wellnormed.proof.{limit}", most)
 
@@ -1269,7 +1328,14 @@ def room(name: str) -> str:
     return " ".join([*needed, str(proof._held)])
 
 
-def at_once(limit: str, most: int, call: Callable[[], str]) -> str:
+def maps_of(name: str) -> str:
+    """The functions and linear maps of a joint bound, where underflows are large."""
+    row = settle(*forge(name, {})).inferences[-2]
+    network = Network(row.inputs[1], row.tensor)
+    return at_once("lipsdp.TINY", 2.0**-9, lambda: repr([network.maps(row.inputs[0]), network.functions]))
+
+
+def at_once(limit: str, most: float, call: Callable[[], str]) -> str:
     """What is proved where the kernel does no more at once."""
     with limits(limit, most):
         return call()
@@ -1450,6 +1516,8 @@ def results() -> dict[str, Callable[[], str]]:
     calls["frequencies"] = partial(edge, lambda most: at_once("matrices._BLOCK", int(most), partial(claimed,
         "convolution", np.ones((3, 2, 1)), size=[9], stride=[50], dilation=[1], groups=1)), 0.0, 4096.0)  # fmt: skip
     calls |= {f"report {i}: {name}": partial(reported, name, changes) for i, (name, changes) in enumerate(REPORTS)}
+    calls |= {"maps": partial(maps_of, "maps"), "large underflows": lambda: coarsely(partial(at_once, "lipsdp.TINY",
+        2.0**-9, EDGES["slope of a sum"]))}  # fmt: skip
     calls |= {"change of no row": lambda: str(change_of([], None)), "caps": lambda: str(Promise("w", (9,), (*CAPPED,)))}
     calls["stored"] = lambda: str([Stored(kind, (2,), bytes(range(9, 9 + 2 * np.dtype(form).itemsize))).array().tolist()
         for kind, form in _KINDS.items()])  # fmt: skip
