@@ -15,7 +15,7 @@ from wellnormed.proof import functions
 
 CLOSE = Decimal("1e-6")
 """The oracle rounds slopes to fewer digits (mish: 2e-7), and doubles the margins for rounding."""
-RANDOM = 3
+RANDOM = 5
 """Random models; the campaign compares all of its own."""
 
 

@@ -7,7 +7,7 @@ from campaigns.soundness import examine, summary
 from wellnormed.proof import functions
 
 
-@pytest.mark.parametrize("number", range(18, 25))
+@pytest.mark.parametrize("number", range(18, 30))
 def test_no_search_exceeds_a_bound(number):
     outcome = examine(draw_model(0, number))
     assert outcome.status == "sound", outcome.reason
