@@ -14,6 +14,7 @@ import gc
 import importlib
 import json
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -244,15 +245,23 @@ def _reached() -> dict[tuple[str, str], list[str]]:
     return reached
 
 
+def _stopped(*_: Any) -> None:
+    raise TimeoutError
+
+
 def noticed(mutant: Mutant) -> str:
-    """The name of a witness that notices a mutant; nothing if none does."""
+    """The name of a witness that notices a mutant, or with which a loop of it has no end; nothing if none does."""
     reached = _reached()
+    signal.signal(signal.SIGALRM, _stopped)
     with within(mutant) as function:
         for name in reached.get((mutant.module, function), ()):
             try:
+                signal.setitimer(signal.ITIMER_REAL, 60, 1)  # again, as witnesses may catch what ends a loop
                 WITNESSES[name]()
             except Exception:
                 return name
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
     return ""
 
 
