@@ -374,6 +374,7 @@ def far(rows: list[Fields], *bounds: Any) -> list[Fields]:
 V = [[1, 4], [1, 4]]
 AS = np.array([3.0, 4.0, 0, 0])
 T3, T4 = {"p": np.ones((4, 3)), "q": np.ones((8, 3))}, {"v": AS, "w": 2 * I4, "b": np.array([-1.0, 2, -2, 4])}
+SCALED = {"w": np.ones((3, 1, 2)), "s": np.array([0.5, -2, 1]), "b": np.ones(3), "t": np.array([1.5, 1, 2])}
 ROWS: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
     "contraction": (alone("contraction", V), {}),
     "contraction of tokens": (alone("contraction", [[1, 3, 2]] * 2, executed=ROUNDED), {}),
@@ -489,6 +490,14 @@ ROWS: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
     stride=[2],
         dilation=[2], groups=1), claim("group_norm", "b", 3), axes=[1, 2], stride=[2], dilation=[2], groups=1),
         {"w": np.ones((3, 1, 2)), "b": np.ones(3)}),
+    **{f"scaled convolution in {dtype}": (alone("convolution", [[1, 1, 7], [1, 3, 3]], claim("convolution", "w s", 4.6,
+        size=[7], stride=[2], dilation=[2], groups=1), claim("group_norm", "b s t", 3.75), axes=[1, 2], stride=[2],
+        dilation=[2], groups=1, executed={"dtype": dtype, "roundings": 12, "beside": -8.0}), SCALED)
+        for dtype in ("float32", "float16")},
+    "scaled convolution of pixels": (alone("convolution", [[1, 2, 7, 6], [1, 2, 3, 2]], claim("taps", "w s", 6,
+        groups=2), claim("group_norm", "t", 2.25), axes=[1], stride=[2, 3], dilation=[2, 1], groups=2,
+        executed={"dtype": "float32", "beside": 3.0}),
+        {"w": np.ones((2, 1, 2, 1)), "s": np.array([3.0, 0.5]), "t": np.array([1.0, -2])}),
 }  # fmt: skip
 
 
@@ -765,6 +774,14 @@ FORGED: list[tuple[Any, ...]] = [
     ("convolution", "its pixels must be", {"y.shape.2": 2, "out.shape.2": 2}),
     ("convolution", "several samples", {"x.axes": [0, 1, 2], "y.axes": [0, 1, 2], "y.reads": [[0, 1, 2]]}),
     ("adjoint", "no bias", {"y.claims": [HONEST["adjoint"][0][1]["claims"][0], claim("group_norm", "b", 5)]}),
+    ("mlp", "claimed of 2 tensors", {"y.claims.0": claim("spectral", "w o", 1e-3), "tensors.o": np.zeros(2)}),
+    ("mlp", "its bias is scaled", {"y.claims.1": claim("group_norm", "b o o", 1e-3), "tensors.o": np.zeros(2)}),
+    ("scaled convolution in float32", "its bias is scaled otherwise", {"y.claims.1.tensors": ["b", "o", "t"],
+        "tensors.o": np.full(3, 1e-3)}),
+    ("scaled convolution in float32", "only a cap is known", {"promises": [{"name": "w", "shape": [3, 1, 2], "parts": [
+        {"shape": [1, 3, 2], "size": 2.5, "offset": 0, "tables": [0, 2, 1]}]}], "tensors.s": np.full(3, 9.0),
+        "y.claims.1.values": [99]}),
+    ("scaled convolution in float32", "not of the outputs", {"tensors.s": np.full(1, 1e-3), "y.claims.0.values": [1]}),
     ("potential", "no matrix of 4 columns", {"tensors.w": np.eye(2, 3)}),
     ("margin", "weight or its result misfits", {"m.shape.1": 2}),
     ("margin", "rounded after the map", {"t.executed": {"dtype": "float32"}}),
@@ -919,6 +936,12 @@ FAULTS: list[tuple[str, Fields]] = [
         "z.constants.scale": 1e6, "z.executed": F16}),
     ("idle ball of thirds", stating("x", 3, 4, 900, shape=(1, 3, 1), error=stated(0, shape=(1, 1, 1))) | {
         "z.constants.scale": 1e-6, "z.executed": F16}),
+    *(("scaled convolution in float32", {f"tensors.{x}": each, "tensors.s": np.full(3, 1e-38), "y.claims.1.values":
+        [99.0], "y.claims.0.values": [99.0]}) for x, each in (("w", np.full((3, 1, 2), 4e37)), ("b", [15e37] * 3))),
+    ("scaled convolution in float16", {"tensors.w": np.full((3, 1, 2), 1e-5), "tensors.s": np.full(3, 7e4),
+        "y.claims.1.values": [2e5], "tensors.b": np.full(3, 1e-5)}),
+    ("scaled convolution of pixels", {"tensors.w": np.full((2, 1, 2, 1), 3e37), "tensors.s": np.full(2, 1e-38),
+        "tensors.t": np.full(2, 14e37), "y.claims.0.values": [99.0], "y.claims.1.values": [2e38]}),
 ]  # fmt: skip
 """Documents with a row whose rounding errors have no bound."""
 
@@ -1019,6 +1042,9 @@ ORIGINALS: list[tuple[str, Fields]] = [
     ("potential of positive sign", original(X03, w=I4, b=[-1.0, 1, -2, 4])),
     ("zero factor", original(X3, f=[[1.0], [0], [7]])), ("factors of thirds", original(X3, f=[0.5, -1.0])),
     ("mixture", original(X02, ("x1", 2), ("x2", 2)) | REAL), ("idle ball", original() | REAL),
+    ("scaled convolution in float32", original(X03, w=np.ones((3, 1, 2)) / 2, s=[1.0, -2, 1], b=[1.0, 2, 1])),
+    ("scaled convolution in float32", original(X03, s=[0.5, -2, 0], t=[1.5, 0, 2]) | REAL),
+    ("scaled convolution of pixels", original(("x0", 4), s=[3.0, 1])),
 ]  # fmt: skip
 """Documents with an original, of which `bounds.json` has the changes that follow, too."""
 HALVES = [row(each, "rounding", of, (1, 2, 2), dtype="bfloat16") for each, of in (("p", "d"), ("p2", "x"))]
@@ -1039,6 +1065,8 @@ REPORTS: list[tuple[str, Fields]] = [
 ]  # fmt: skip
 """Documents of which `bounds.json` has the report."""
 PARTLY: list[tuple[Any, ...]] = [
+    ("scaled convolution in float32", "is not of the outputs", {"tensors.t": np.ones(1)}),
+    ("adjoint", "no bias", {"y.claims.0.tensors": ["w", "s"], "tensors.s": np.ones(2)}),
     *(("moves", "either positions, or an offset", {f"p.constants.{key}": each for key, each in some.items()})
         for some in ({"offset": 0}, {"tables": [0, 2, 1]}, {"offset": 0, "tables": [0, 2, 1]})),
     ("average of tokens", "matrices are too many", {"x.shape": [1, 1, 3, 2], "x.axes": [3], "y.shape": [1, 1, 4, 2],
@@ -1343,9 +1371,8 @@ def at_once(limit: str, most: float, call: Callable[[], str]) -> str:
 
 def claimed(measure: str, *arrays: Any, **settings: Any) -> str:
     """The values of a claim on stored tensors, in so many digits as any machine gives."""
-    claim = Proof(dict(zip("vw", map(np.asarray, arrays), strict=False))).claim(
-        measure, *"vw"[: len(arrays)], **settings
-    )
+    tensors = dict(zip("vwx", map(np.asarray, arrays), strict=False))
+    claim = Proof(tensors).claim(measure, *tensors, **settings)
     return " ".join(f"{value:.12g}" for value in claim.values)
 
 
@@ -1436,6 +1463,9 @@ CLAIMED: list[partial[str]] = [
     partial(claimed, "convolution", 2.0**700 * IMAGES, size=[5, 4], stride=[2, 1], dilation=[1, 2],
         groups=1), partial(claimed, "convolution", np.arange(8.0).reshape(4, 1, 2), size=[3], stride=[2], dilation=[1],
         groups=2),
+    partial(claimed, "convolution", IMAGES, [3.0, -5], size=[5, 4], stride=[2, 1], dilation=[1, 2], groups=1),
+    partial(claimed, "group_norm", [3.0, 4], [2.0, -3], [1.0, -7]),
+    partial(claimed, "taps", IMAGES, [0.0, 0], groups=1),
 ]  # fmt: skip
 
 
@@ -1455,9 +1485,8 @@ def edge(accept: Callable[[float], Any], low: float, high: float) -> str:
 
 def edge_of(measure: str, *arrays: Any, low: float = 1.0, **settings: Any) -> str:
     """The least value of a claim on stored tensors that is proved, up to 999."""
-    tensors = dict(zip("vw", map(np.asarray, arrays), strict=False))
-    names = tuple("vw"[: len(arrays)])
-    return edge(lambda x: prove(complete(Claim(measure, names, (x,), settings)), tensors.__getitem__), low, 999.0)
+    tensors = dict(zip("vwx", map(np.asarray, arrays), strict=False))
+    return edge(lambda x: prove(complete(Claim(measure, (*tensors,), (x,), settings)), tensors.__getitem__), low, 999.0)
 
 
 EDGES: dict[str, Callable[[], str]] = {
@@ -1466,6 +1495,8 @@ EDGES: dict[str, Callable[[], str]] = {
         size=[5, 4], stride=[2, 1], dilation=[1, 2], groups=1), "group_norm": partial(edge_of, "group_norm", [3.0, 4]),
     **{f"product of {name}": partial(edge_of, "product", some, I2[:, 1:], low=0.0, **PAIR, pairs=[[0, 0]])
         for name, some in (("orthogonal vectors", I2[:, :1]), ("zero", 0 * I2[:, :1]))},
+    "scaled taps": partial(edge_of, "taps", IMAGES, [3.0, -5], groups=1),
+    "scaled and shifted": partial(edge_of, "group_norm", [3.0, 4], [2.0, -3], [1.0, -7]),
     "slope": partial(edge, lambda x: accepted("slope", {"j.constants.bound": x}), 1.0, 99.0),
     "margin": partial(edge, lambda x: accepted("margin", {"t.constants": {"divisor": 3.0}, "m.constants.factor": x}),
         0.1, 9.0),
@@ -1481,7 +1512,7 @@ SPLIT: list[tuple[str, int, Callable[[], str]]] = [
     *(("gather._PAIRS", most, partial(digits, "rotated by thirds")) for most in (7, 8)),
     ("gather._BLOCK", 2, partial(digits, "moves")), ("value._BLOCK", 1, partial(digits, "backwards")),
     ("claims._BLOCK", 4, CLAIMED[9]),
-    *(("matrices._BLOCK", 1, call) for call in (EDGES["convolution"], CLAIMED[-2], partial(claimed, "convolution",
+    *(("matrices._BLOCK", 1, call) for call in (EDGES["convolution"], CLAIMED[-5], partial(claimed, "convolution",
         np.ones((3, 2, 1)), size=[9], stride=[16], dilation=[1], groups=1))),
     ("matrices._BLOCK", 100, lambda: str([x.shape for x in _symbols(SIGNED, (9,), (1,), (1,), 2)])),
 ]  # fmt: skip

@@ -138,6 +138,7 @@ class Ledger:
         claims: Sequence[Claim] = (),
         name: str | None = None,
         roundings: int | None = None,
+        beside: float = 0.0,
     ) -> Value:
         """Add the row of a primitive to the proof and return its result.
 
@@ -150,6 +151,7 @@ class Ledger:
             claims: The claims on its weights, as `prove` returned them.
             name: The name of the row; by default that of the current operation.
             roundings: How often each addend is rounded, if not as often as in the row; see `proof.arithmetic`.
+            beside: The largest size of other numbers that are rounded as often.
 
         Raises:
             UncertifiableError: The row does not follow; the message gives the reason.
@@ -170,7 +172,7 @@ class Ledger:
         for (value, _), each in zip(reads, read, strict=True):
             self.divide(value, each)
         inputs = [value for value, _ in reads]
-        executed = self._executed(primitive, roundings)
+        executed = self._executed(primitive, roundings, beside)
         return self._add(self.unique_name(name), primitive, inputs, shape, constants, claims, read, axes, executed)
 
     def move(

@@ -13,6 +13,7 @@ from wellnormed.lowering.matching import SQUARE, Anything, Found, Number, Op, X,
 from wellnormed.lowering.moves import pick
 from wellnormed.lowering.operations.activation import apply
 from wellnormed.lowering.operations.attention import attend, largest_shown
+from wellnormed.lowering.operations.convolution import normalized
 from wellnormed.lowering.operations.linear import convex_potential
 from wellnormed.lowering.operations.normalization import axes_of, normalize, project, standardize, to_unit
 from wellnormed.lowering.rounding import rounds
@@ -95,6 +96,11 @@ def _standardized(ledger: Ledger, f: Mapping[str, Any], squared: bool) -> Value:
     return standardize(ledger, f["x"], f["dims"], float(f["correction"]), f["eps"], squared=squared)
 
 
+_CONVOLUTIONS = " ".join(f"conv{n}d.{padding}" for n in (1, 2, 3) for padding in ("default", "padding"))
+_NORM = (*map(Anything, ("gain", "offset", "mean", "variance")), False, Anything("momentum"), Number("eps"))
+_NORMALIZED = op(
+    "batch_norm.default", op(_CONVOLUTIONS, X, Anything("kernel"), rest="settings"), *_NORM, Anything("cudnn")
+)
 _SLOPED = mul(X, Number("slope"))
 _LEAKY = tuple(
     op("where", op(names, X, 0), *branches)
@@ -149,6 +155,7 @@ PATTERNS: list[tuple[Any, Lowering]] = [
     (_gated(_ERF), entrywise("gelu")),
     (mul(X, _SIGMOID), entrywise("silu")),
     ((_POTENTIAL, _FUSED_POTENTIAL), Stated(_convex, False)),
+    (_NORMALIZED, Stated(normalized)),
 ]
 """Patterns, each with the function that bounds it. It takes the bindings of a match, with values and stored tensors
 instead of nodes."""

@@ -26,7 +26,7 @@ def complete(claim: Claim) -> Claim:
     """Read the settings of a claim, and add the defaults; its values stay as they are."""
     require(claim.measure in MEASURES, f"nothing is known of the measure {claim.measure!r}")
     measure, count = claim.measure, len(claim.tensors)
-    require(count == 1 + (measure == "product"), f"{measure} is claimed of {count} tensors")
+    require(count in MEASURES[measure].tensors, f"{measure} is claimed of {count} tensors")
     settings = arguments(MEASURES[measure].bound, claim.constants, f"the settings of {measure}")
     return replace(claim, constants=settings)
 
@@ -48,9 +48,9 @@ def bound(claim: Claim, tensor: Callable[[str], np.ndarray]) -> Claim:
         claim: The claim; its own values do not matter.
         tensor: Name of a stored tensor -> its entries.
     """
-    arrays = _wide(claim, tensor)
+    arrays, slip = _operands(claim, tensor)
     with np.errstate(all="ignore"):
-        values = np.ravel(MEASURES[claim.measure].bound(*arrays, **claim.constants)).tolist()
+        values = (np.ravel(MEASURES[claim.measure].bound(*arrays, **claim.constants)) + slip).tolist()
     require(all(map(math.isfinite, values)), f"the {_named(claim)} is beyond all floats; scale the weights down")
     # a domain is chosen by the largest entry or row of a table, so these have no more slack than another order needs
     slack = {"max_abs": 0.0, "row_norm": 4 * (arrays[0].shape[-1] + 8) * UNIT if arrays[0].ndim else 0.0}
@@ -61,18 +61,42 @@ def bound(claim: Claim, tensor: Callable[[str], np.ndarray]) -> Claim:
 
 def prove(claim: Claim, tensor: Callable[[str], np.ndarray]) -> None:
     """Raise a `CheckError` unless the values of a claim, whose number was checked, are proved."""
-    arrays, measure = _wide(claim, tensor), MEASURES[claim.measure]
+    (arrays, slip), measure = _operands(claim, tensor), MEASURES[claim.measure]
+    values = tuple(value - slip for value in claim.values)
     with np.errstate(all="ignore"):
         if measure.below is None:
             least = np.ravel(measure.bound(*arrays, **claim.constants)).tolist()
-            proved = all(a <= b for a, b in zip(least, claim.values, strict=True))
+            proved = all(a <= b for a, b in zip(least, values, strict=True))
         else:
-            proved = measure.below(*arrays, claim.values, **claim.constants)
+            proved = measure.below(*arrays, values, **claim.constants)
     require(proved, f"{_named(claim)} at {claim.values[:4]} could not be proved")
 
 
-def _wide(claim: Claim, tensor: Callable[[str], np.ndarray]) -> list[np.ndarray]:
-    return [tensor(name).astype(np.float64, copy=False) for name in claim.tensors]
+def _operands(claim: Claim, tensor: Callable[[str], np.ndarray]) -> tuple[list[np.ndarray], float]:
+    """What the measure of a claim is of, and by how much at most that has been moved by rounding it."""
+    if claim.measure == "product":
+        return [tensor(name).astype(np.float64, copy=False) for name in claim.tensors], 0.0
+    array, slip = scaled(claim.tensors, tensor)
+    return [array], slip
+
+
+def scaled(names: Sequence[str], tensor: Callable[[str], np.ndarray]) -> tuple[np.ndarray, float]:
+    """`w`, `s w` or `s w + t` of the tensors w, s and t, with a number of s and of t for each `w_i`.
+
+    Returns:
+        The entries as computed, and twice as much as their roundings, together, may move a measure: an entry is rounded
+        twice, and no measure of it exceeds 1 for a kernel with a single entry 1. What is left covers the rounding of a
+        value from which this is subtracted, as none that exceeds the sum of all entries is in doubt.
+    """
+    w, *others = (tensor(name).astype(np.float64, copy=False) for name in names)
+    if not others:
+        return w, 0.0
+    require(all(each.shape == w.shape[:1] for each in others), "its scale or shift is not of the outputs")
+    s, *shift = (each.reshape(-1, *[1] * (w.ndim - 1)) for each in others)
+    with np.errstate(all="ignore"):
+        product = w * s
+        total, sizes = sum(shift, product), sum(map(abs, shift), abs(product))
+    return total, float(sizes.sum()) * 4 * UNIT * (1 + 1e-6) + w.size * TINY
 
 
 def _named(claim: Claim) -> str:
@@ -208,13 +232,16 @@ class Measure(NamedTuple):
     below: Callable[..., bool] | None = None
     """Decides from the tensors, stated values and settings whether the values are proved, in less time than `bound`
     takes; None to compare them with those of `bound`."""
+    tensors: tuple[int, ...] = (1,)
+    """How many tensors it may be of; but for a product, two are scaled to one, and three are scaled and shifted."""
 
 
 MEASURES = {
-    "spectral": Measure(_spectral, _spectral_below), "product": Measure(_product, _product_below),
-    "group_norm": Measure(_group_norm), "positive_norm": Measure(lambda x: _group_norm(np.maximum(x, 0))),
+    "spectral": Measure(_spectral, _spectral_below), "product": Measure(_product, _product_below, (2,)),
+    "group_norm": Measure(_group_norm, tensors=(1, 3)), "taps": Measure(_taps, tensors=(1, 2)),
+    "positive_norm": Measure(lambda x: _group_norm(np.maximum(x, 0))),
     "row_norm": Measure(_row_norm), "row_difference": Measure(_row_difference), "row_sum": Measure(_row_sum),
-    "diameter": Measure(_diameter), "max_abs": Measure(lambda x: (largest_entry(x),)), "taps": Measure(_taps),
-    "convolution": Measure(convolution_norm, convolution_below),
+    "diameter": Measure(_diameter), "max_abs": Measure(lambda x: (largest_entry(x),)),
+    "convolution": Measure(convolution_norm, convolution_below, (1, 2)),
 }  # fmt: skip
 """All measures by name."""

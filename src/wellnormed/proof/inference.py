@@ -199,5 +199,6 @@ def bias_of(row: Inference, measure: str, outputs: int, **settings: Any) -> list
     if len(row.claims) < 2:
         return [ZERO] * settings.get("parts", 1)
     claim = row.claim(1, measure, **settings)
+    require(claim.tensors[1:2] in ((), row.claims[0].tensors[1:]), "its bias is scaled otherwise than its map")
     require(math.prod(row.shape_of(claim.tensors[0])) == outputs, f"its bias has not {outputs} entries")
     return [Decimal(value) for value in claim.values]

@@ -187,7 +187,8 @@ def _symbols(w: np.ndarray, size: Sizes, stride: Sizes, dilation: Sizes, groups:
     require(fits, "the settings of a convolution do not fit its kernel")
     torus, kernel = [-(-n // s) * s for n, s in zip(size, stride, strict=True)], w.shape[2:]
     flat = w.reshape(groups, -1, w.shape[1], w[0, 0].size)  # groups, outputs, inputs, taps
-    counts = [n // s for n, s in zip(torus, stride, strict=True)]
+    # along an axis with one tap, the symbol is the same for all frequencies
+    counts = [n // s if k > 1 else 1 for n, s, k in zip(torus, stride, kernel, strict=True)]
     entries = math.prod(stride) * max(math.prod(w.shape[:2]), math.prod(kernel))
     require(entries <= max(_BLOCK, 16 * w.size), f"its stride {stride} is too large for its kernel")
     # the conjugate frequency of a real kernel has the same norm

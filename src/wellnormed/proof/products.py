@@ -5,7 +5,8 @@ from decimal import Decimal
 
 import numpy as np
 
-from wellnormed.proof.decimals import ONE, TWO, decimals, least, root, roots
+from wellnormed.proof.arithmetic import FORMATS
+from wellnormed.proof.decimals import ONE, TWO, ZERO, decimals, least, root, roots
 from wellnormed.proof.functions import COUPLINGS
 from wellnormed.proof.inference import Inference, bias_of, map_of, weight_of
 from wellnormed.proof.reading import Axes, CheckError, Size, Sizes, require
@@ -35,7 +36,7 @@ def linear(row: Inference, *, parts: Size) -> Bounds:
     x_radius, x_gain = (each if parts == 1 else each[..., None] for each in r[:2])
     radius = size * x_radius + shift * vectors
     x_error = r.error if parts == 1 else r.error[..., None]
-    absolute = np.array(row.absolute(weight_of(row)[0], parts, weight_of(row)[1]), dtype=object).reshape(view)
+    absolute = np.array(row.absolute(row.claims[0].tensors, parts, weight_of(row)[1]), dtype=object).reshape(view)
     shifted = row.change(1).reshape(view if len(row.claims) > 1 else ())
     local = row.summed(columns + 1, absolute * (x_radius + x_error) + (shift + shifted) * vectors, row.entries())
     local = local + row.carried(x_radius, x_error, size.shape) + shifted * vectors
@@ -60,7 +61,7 @@ def average(row: Inference, *, parts: Sizes) -> Bounds:
     require(not any(parts[axis] > 1 for axis in row.axes if axis < rank - 2), "its groups extend over several matrices")
     size = decimals(claim.values).reshape(*parts, 1, 1)
     radius, gain, largest, error = r if along else (each.max(rank - 2, keepdims=True) for each in r)
-    absolute = row.absolute(claim.tensors[0], count) if along else row.changes(claim)[1]
+    absolute = row.absolute(claim.tensors, count) if along else row.changes(claim)[1]
     local = row.summed(tokens + 1, decimals(absolute).reshape(size.shape) * (radius + error), row.entries())
     # a mean may be a quotient of a sum, which has so many addends and is not stored
     row.require_held((row.how.roundings or 0) * (largest + error), of_sums=True)
@@ -130,6 +131,10 @@ def convolution(
 
     The adjoint maps results to images. The claim is about the circular convolution on the image, of which the one
     without padding is a part.
+
+    Each channel of the result may be scaled, and then shifted, as by a batch norm: the claims are then of the scaled
+    kernel, and of the scaled and shifted bias or of the shift. The row states how often the scale, the shift and the
+    result are rounded and, as `beside`, the largest entry of what is added up to the shift.
     """
     row.only(1, (1, 2))
     (x,), (r,) = row.inputs, row.bounds
@@ -156,18 +161,29 @@ def convolution(
     if token_wise:
         radius, gain, error = (each.max(tuple(range(2, count + 2)), keepdims=True) for each in (radius, gain, error))
     size, shift = Decimal(claim.values[0]), bias_of(row, "group_norm", row.shape[1], parts=1)[0]
-    require(not (adjoint and shift), "an adjoint has no bias")
-    bias = shift * root(row.entries() // row.shape[1])
-    (absolute,) = row.absolute(claim.tensors[0], groups=groups, pixels=token_wise)
+    scaled, pixels, entering = len(claim.tensors) > 1, root(row.entries() // row.shape[1]), radius + error
+    require(not (adjoint and (shift or scaled)), "an adjoint has no bias")
+    bias, (shifted,) = shift * pixels, row.change(1) * pixels
+    (absolute,) = row.absolute(claim.tensors, groups=groups, pixels=token_wise)
     taps = math.prod(kernel[2:])
     addends = taps * (kernel[0] // groups if adjoint else kernel[1]) + 1
-    (shifted,) = row.change(1) * root(row.entries() // row.shape[1])
     carried = row.carried(radius, error, ()) + shifted
-    total, radius = absolute * (radius + error) + bias + shifted, size * radius + bias
+    total, radius = absolute * entering + bias + shifted, size * radius + bias
+    floors = ZERO
+    if scaled:  # the result before and the scale must not overflow; where that underflows, the other is multiplied
+        (plain,) = row.absolute(claim.tensors[:1], groups=groups, pixels=token_wise)
+        (scale,), of_bias = row.absolute(claim.tensors[1:]), sum((each.tensors for each in row.claims[1:]), ())
+        parts = [row.absolute(each)[0] * pixels for each in (of_bias[:1], of_bias[:2], of_bias[2:]) if len(of_bias) > 1]
+        before, floor = plain * entering + sum(parts[:1], ZERO), row.format.floor
+        row.require_held(before, scale)
+        total = total + sum(parts[1:], ZERO) + Decimal(abs(row.how.beside)) * root(row.entries())
+        rounded = addends * FORMATS[row.format.sums].floor + (max(2, row.how.roundings or 0) + 2) * floor
+        floors = rounded * (ONE + scale) * root(row.entries()) + 2 * floor * before
     local = row.summed(addends, total, row.entries()) + carried
+    local = local + row.rate(2) * (total + local) + floors if scaled else local
     # an adjoint's products with every tap may be stored before they are added up, as many as meet at a pixel
     meet = math.prod(-(-k * math.gcd(s, d) // s) for k, s, d in zip(kernel[2:], stride, dilation, strict=True))
-    rounded, often = (total, meet + 1) if adjoint else (radius, len(row.claims))
+    rounded, often = (total, meet + 1) if adjoint else (total if scaled else radius, len(row.claims))
     return Bounds(radius, size * gain, radius, row.stored(rounded, local, row.entries(), often))
 
 
@@ -188,7 +204,7 @@ def convex_potential(row: Inference, *, factor: float) -> Bounds:
     squared, bias = strength * norm * norm, shift * root(vectors)
     slope = max(ONE, squared - ONE) if factor >= 0 else ONE + squared
     radius = slope * x.radius + strength * norm * bias
-    (absolute,), size, hidden = row.absolute(claim.tensors[0]), x.radius + x.error, shape[0]
+    (absolute,), size, hidden = row.absolute(claim.tensors), x.radius + x.error, shape[0]
     (moved,), (shifted,) = row.change(0), row.change(1, "group_norm") * root(vectors)
     of_hidden, bias = moved * size + shifted, bias + shifted
     changed = strength * (moved * ((norm + moved) * size + bias) + norm * of_hidden)
@@ -217,7 +233,7 @@ def margin(row: Inference, *, factor: float) -> Bounds:
     size, (largest,) = strength * Decimal(claim.values[0]), bias_of(row, "max_abs", math.prod(shape) // columns)
     shift = TWO * strength * largest
     radius = size * r.radius + shift
-    lengths = row.absolute(claim.tensors[0], math.prod(shape) // columns, claim.constants["transposed"])
+    lengths = row.absolute(claim.tensors, math.prod(shape) // columns, claim.constants["transposed"])
     (shifted,) = strength * row.change(1)
     total = strength * max(lengths) * (r.radius + r.error) + strength * largest + shifted
     local = row.of_sum(columns + 1, products=True) * total + (columns + 1) * row.format.floor

@@ -211,7 +211,8 @@ def follow(claim: Claim, known: Sequence["Promise | np.ndarray"]) -> tuple[float
         known: For each of its tensors, the promise or the entries.
     """
     if claim.measure != "product":
-        (promise,) = known
+        (promise, *others) = known
+        require(not others, "only a cap is known of a tensor that is scaled, or scales")
         assert isinstance(promise, Promise)
         return promise.bound(claim.measure, claim.constants)
     parts, transposed = claim.constants["parts"], claim.constants["transposed"]

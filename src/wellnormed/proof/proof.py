@@ -115,18 +115,18 @@ class Proof:
         return self.tensor(name) if (other := self.replacing(name)) is None else other
 
     def changes(self, claim: Claim) -> tuple[list[Decimal], list[Decimal]]:
-        """Bound, in the measure of a claim about one tensor, its difference from the executed tensor, and the latter.
+        """Bound, in the measure of a claim, how far what it is about is from the executed tensors, and the latter.
 
         The differences of entries are rounded once, and no measure of a matrix with a single entry 1 exceeds 2.
         """
-        (name,) = claim.tensors
-        if (other := self.replacing(name)) is None:
+        if all(self.replacing(name) is None for name in claim.tensors):
             return [ZERO] * len(claim.values), [Decimal(each) for each in claim.values]
         if (key := repr(claim)) not in self._changes:
-            difference = other.astype(float) - self.tensor(name)
-            moved, size = (claims.bound(claim, lambda _, x=x: x).values for x in (difference, other))
-            slip = Decimal(float(abs(difference).sum()) * 2 * UNIT * (1 + 1e-6))
-            self._changes[key] = [Decimal(each) + slip for each in moved], [Decimal(each) for each in size]
+            (ours, slip), (theirs, other) = (claims.scaled(claim.tensors, x) for x in (self.tensor, self.executed))
+            difference, alone = theirs - ours, replace(claim, tensors=claim.tensors[:1])
+            moved, size = (claims.bound(alone, lambda _, x=x: x).values for x in (difference, theirs))
+            rounded = Decimal(float(abs(difference).sum()) * 2 * UNIT * (1 + 1e-6)) + Decimal(slip) + Decimal(other)
+            self._changes[key] = [Decimal(x) + rounded for x in moved], [Decimal(x) + Decimal(other) for x in size]
         return self._changes[key]
 
     def store(self, name: str, tensor: Any) -> None:
@@ -157,30 +157,38 @@ class Proof:
             promise.require_kept_by(_finite(promise.name, self.stored[promise.name]))
 
     def absolute(
-        self, name: str, parts: int = 1, transposed: bool = False, groups: int | None = None, pixels: bool = False
+        self,
+        names: tuple[str, ...],
+        parts: int = 1,
+        transposed: bool = False,
+        groups: int | None = None,
+        pixels: bool = False,
     ) -> list[Decimal]:
         """Return upper bounds of norms of the absolute values of a stored tensor's, or a promised parameter's, entries.
 
         An original has another tensor in its place, which is then meant.
 
         Args:
-            name: Its name.
+            names: Its name; behind it may stand that of its scale, as in a claim.
             parts: The number of equal parts of the rows of a matrix, each of which has a bound.
             transposed: Whether the transposed matrix is meant.
             groups: The number of groups of channels of a convolution, if the tensor is its kernel.
             pixels: Whether the bound must hold for changes of single pixels.
         """
-        key = name, parts, transposed, groups, pixels
+        key = names, parts, transposed, groups, pixels
         if key not in self._absolute:
-            promise = self.promises.get(name)
-            if groups is None and promise is None:
-                cut = claims.parts_of(claims.matrix(self.executed(name).astype(float), transposed), parts)
-                self._absolute[key] = list(map(absolute_norm, cut))
-            elif promise is None:
-                self._absolute[key] = [absolute_kernel(self.executed(name), groups or 1, pixels)]
-            else:
+            promise = self.promises.get(names[0])
+            if promise is not None:
                 by_taps = groups is not None
                 self._absolute[key] = [promise.absolute_kernel()] if by_taps else promise.absolute(parts, transposed)
+                return self._absolute[key]
+            array, slip = claims.scaled(names, self.executed)
+            if groups is None:
+                cut = claims.parts_of(claims.matrix(array if array.ndim > 1 else array[:, None], transposed), parts)
+                norms = list(map(absolute_norm, cut))
+            else:
+                norms = [absolute_kernel(array, groups, pixels)]
+            self._absolute[key] = [each + Decimal(slip) for each in norms]
         return self._absolute[key]
 
     def shape_of(self, name: str) -> tuple[int, ...]:

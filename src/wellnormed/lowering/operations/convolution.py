@@ -4,7 +4,7 @@ The bound is in the Euclidean norm of whole samples; if each pixel of the input 
 single pixels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -18,6 +18,7 @@ from wellnormed.lowering.ledger import Ledger, Stored
 from wellnormed.lowering.moves import each_axis
 from wellnormed.lowering.operations.elementwise import add, along_channels
 from wellnormed.lowering.operations.linear import linear
+from wellnormed.lowering.operations.normalization import batch_norm_whole, scale_and_shift
 from wellnormed.lowering.operations.selection import windows
 from wellnormed.program.operation import operation
 from wellnormed.proof.value import Value
@@ -56,11 +57,14 @@ def convolution(
     padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
+    *,
+    affine: tuple[Stored, Stored, dict[str, Any]] | None = None,
 ) -> Value:
     """A convolution of images `(batch, channels, *pixels)`, or of one image without the batch axis.
 
     Zero padding becomes a separate row. Circular padding arrives as an image whose end repeats its beginning; such
     images are recognised, and the convolution is bounded as a circular one of the image without the repeated pixels.
+    With `affine`, as `scale_and_shift` returns it, every channel of the result is scaled and shifted.
     """
     count = weight.tensor.ndim - 2
     stride, dilation, kernel = each_axis(stride, count), each_axis(dilation, count), list(weight.tensor.shape[2:])
@@ -72,7 +76,7 @@ def convolution(
     if any(p for pair in pads for p in pair):
         flat = [p for pair in reversed(pads) for p in pair]
         x = moves.pick(ledger, x, lambda t: F.pad(t, flat))
-    if groups == 1 and all(s > r for s, r in zip(stride, reach, strict=True)):
+    if groups == 1 and affine is None and all(s > r for s, r in zip(stride, reach, strict=True)):
         return _patches(ledger, x, weight, bias, kernel, stride, dilation)
     pixels = [(n - r - 1) // s + 1 for n, r, s in zip(x.shape[2:], reach, stride, strict=True)]
     settings: dict[str, Any] = {"groups": groups}
@@ -90,8 +94,12 @@ def convolution(
                 x = moves.pick(ledger, x, lambda t, axis=2 + number, period=period: t.narrow(axis, 0, period))
         constants |= {"circular": circular} if circular else {}
         settings |= {"size": list(x.shape[2:]), "stride": stride, "dilation": dilation}
-    claims = [ledger.prove(measure, weight, **settings)]
-    claims += [] if bias is None else [ledger.prove("group_norm", bias)]
+    of_kernel, of_bias, how = [weight], [] if bias is None else [bias], dict[str, Any]()
+    if affine is not None:
+        scale, shift, how = affine
+        of_kernel, of_bias = [weight, scale], [shift] if bias is None else [bias, scale, shift]
+    claims = [ledger.prove(measure, *of_kernel, **settings)]
+    claims += [ledger.prove("group_norm", *of_bias)] if of_bias else []
     return ledger.derive(
         "convolution",
         [(x, axes)],
@@ -99,7 +107,27 @@ def convolution(
         axes=axes,
         constants=constants,
         claims=claims,
+        **how,
     )
+
+
+def normalized(ledger: Ledger, found: Mapping[str, Any]) -> Value:
+    """A batch norm of a convolution: one whose kernel is scaled, the norm of which is less than the product of both.
+
+    Patches, whose bound is that of a matrix, and tensors of unknown entries are bounded one by one.
+    """
+    x, kernel, (bias, *settings) = found["x"], found["kernel"], found["settings"] or [None]
+    gain, offset, mean, variance = norm = [found[key] for key in ("gain", "offset", "mean", "variance")]
+    given = [each for each in (kernel, bias, *norm) if each is not None]
+    known = all(isinstance(each, Stored) and ledger.unknown(each) is None for each in given)
+    taps = list(kernel.tensor.shape[2:]) if known else []
+    strides = each_axis(settings[0] if settings else 1, len(taps))
+    patches = max(taps, default=1) > 1 and all(k <= s for k, s in zip(taps, strides, strict=True))
+    if not known or patches or len(x.shape) != len(taps) + 2:
+        result = convolution(ledger, x, kernel, bias, *settings)
+        return batch_norm_whole(ledger, result, *norm, False, 0.0, found["eps"])
+    affine = scale_and_shift(ledger, gain, offset, mean, variance, found["eps"], bias)
+    return convolution(ledger, x, kernel, bias, *settings, affine=affine)
 
 
 def _repeats(x: Value, axis: int, period: int) -> bool:

@@ -126,25 +126,49 @@ def batch_norm_training(ledger: Ledger, *arguments: Any) -> Value:
 def _with_statistics(
     ledger: Ledger, x: Value, weight: Any, bias: Any, mean: Stored, variance: Stored, eps: float
 ) -> Value:
-    unit = torch.finfo(torch.float64).eps / 2
-    # rounded down twice, so that the scale, which divides by it, is not below the exact one
-    deviation = (variance.tensor.detach().double() + eps).sqrt() * (1 - 4 * unit)
     if ledger.unknown(weight) or ledger.unknown(bias):
         normal = _with_statistics(ledger, x, None, None, mean, variance, eps)
         return _by_channel(ledger, normal, weight, bias)
+    *stored, how = scale_and_shift(ledger, weight, bias, mean, variance, eps)
+    factor, summand = (along_channels(ledger, each, len(x.shape) - 2) for each in stored)
+    return moves.add(ledger, [moves.times(ledger, x, factor), ledger.constant(summand)], **how)
+
+
+def scale_and_shift(
+    ledger: Ledger, weight: Any, bias: Any, mean: Stored, variance: Stored, eps: float, before: Stored | None = None
+) -> tuple[Stored, Stored, dict[str, Any]]:
+    """The scale and shift of a batch norm, and how its row is executed, as keywords of the ledger's methods.
+
+    Executed, scale and shift are computed in the model's dtype, the shift from numbers that may cancel.
+
+    Args:
+        ledger: The ledger.
+        weight: As in torch, like the following.
+        bias: None for zeros.
+        mean: The running mean.
+        variance: The running variance.
+        eps: A number that is added to it.
+        before: The bias of a map before it, whose scaled sum with the shift is the shift of the result.
+    """
+    unit, form = torch.finfo(torch.float64).eps / 2, torch.finfo(ledger.dtype)
+    squared = variance.tensor.detach().double() + eps
+    # rounded down twice, so that the scale, which divides by it, is not below the exact one
+    deviation = squared.sqrt() * (1 - 4 * unit)
     scale = 1 / deviation if weight is None else weight.tensor.detach().double() / deviation
-    offset = torch.zeros(()) if bias is None else bias.tensor.detach().double()
-    moved = mean.tensor.detach().double() * scale
-    shift = offset - moved
-    shift = shift + torch.where(shift < 0, -1, 1) * 8 * unit * (moved.abs() + offset.abs())  # nor the shift's size
-    stored = (
+    offset, first = (torch.zeros(()) if each is None else each.tensor.detach().double() for each in (bias, before))
+    moved, first = mean.tensor.detach().double() * scale, first * scale
+    shift, size = offset - moved, moved.abs() + offset.abs() + first.abs()
+    shift = shift + torch.where(first + shift < 0, -1, 1) * 16 * unit * size  # nor the size of the whole shift
+    numbers = torch.cat([squared, 1 / deviation, scale[scale != 0].abs()])
+    if not ((numbers >= form.smallest_normal) & (numbers <= form.max)).all():
+        ledger.executed = None  # a number on the way may become zero or infinity
+    factor, summand = (
         ledger.computed(f"{ledger.name}.{kind}", t, made_of=(weight, bias, mean, variance))
         for kind, t in (("scale", scale), ("shift", shift))
     )
-    factor, summand = (along_channels(ledger, each, len(x.shape) - 2) for each in stored)
-    # executed, scale and shift are computed in the model's dtype, the shift from numbers that may cancel
-    beside = float((moved.abs() + offset.abs()).max()) * (1 + 8 * unit)
-    return moves.add(ledger, [moves.times(ledger, x, factor), ledger.constant(summand)], 12, beside)
+    # at most 7 roundings, and in units of float64 as many more as the tensors that are stored are moved
+    roundings = 40 if ledger.dtype == torch.float64 else 12
+    return factor, summand, {"roundings": roundings, "beside": float(size.max()) * (1 + 8 * unit)}
 
 
 def _by_channel(ledger: Ledger, x: Value, weight: Stored | None, bias: Stored | None) -> Value:
