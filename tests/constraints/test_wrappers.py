@@ -77,6 +77,46 @@ def test_the_optimizer_within_is_constrained(make, cap, wrap):
         assert constraints.proved_ratios()["weight"] <= 1
 
 
+class Lookahead(Accelerated):
+    """As it is usually written: the weights move back towards those that it remembers, after the step within."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer)
+        self.slow = [p.detach().clone() for p in self.param_groups[0]["params"]]
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = {}, {}  # and not the others of torch, as timm
+
+    def step(self, closure=None):
+        super().step(closure)
+        for p, slow in zip(self.param_groups[0]["params"], self.slow, strict=True):
+            p.data.lerp_(slow, 0.5)
+            p.detach().mul_(1)  # which torch counts
+
+
+@pytest.mark.parametrize("scheduled", ["before", "after"])
+def test_what_a_wrapper_without_hooks_writes_is_brought_back(scheduled):
+    torch.manual_seed(0)
+    schedule = torch.optim.lr_scheduler.ConstantLR
+    for round_ in range(2):
+        layer = nn.Linear(6, 6, bias=False)
+        nn.init.constant_(layer.weight, 3.0)
+        optimizer = Lookahead(torch.optim.AdamW(layer.parameters(), lr=0.1))
+        if scheduled == "before":
+            schedule(optimizer)
+        constraints = wn.constrain(optimizer, {"weight": wn.HardCap(0.5)}, norms=layer)
+        if scheduled == "after":
+            schedule(optimizer)
+        for _ in range(3):
+            optimizer.zero_grad()
+            layer(torch.randn(4, 6)).sum().backward()
+            optimizer.step()
+            assert constraints.proved_ratios()["weight"] <= 1
+        constraints.remove()
+        optimizer.step()
+        assert constraints.proved_ratios()["weight"] > 1
+        if not round_:
+            optimizer.__setstate__({})  # by which torch makes a class without hooks look as if it had them
+
+
 def test_an_average_of_a_wrapped_optimizer_knows_its_constraints():
     torch.manual_seed(0)
     layer = nn.Linear(6, 6, bias=False)

@@ -782,6 +782,8 @@ FORGED: list[tuple[Any, ...]] = [
         {"shape": [1, 3, 2], "size": 2.5, "offset": 0, "tables": [0, 2, 1]}]}], "tensors.s": np.full(3, 9.0),
         "y.claims.1.values": [99]}),
     ("scaled convolution in float32", "not of the outputs", {"tensors.s": np.full(1, 1e-3), "y.claims.0.values": [1]}),
+    ("scaled convolution in float32", "is rounded by more", {"tensors.w": np.full((3, 1, 2), 1e-200), "tensors.s":
+        np.full(3, 1e-200), "y.claims.0.values": [0]}),
     ("potential", "no matrix of 4 columns", {"tensors.w": np.eye(2, 3)}),
     ("margin", "weight or its result misfits", {"m.shape.1": 2}),
     ("margin", "rounded after the map", {"t.executed": {"dtype": "float32"}}),

@@ -4,9 +4,11 @@
 bounds are those of the numbers it multiplies with; any other calls them by its hooks.
 """
 
+import functools
 import math
 import warnings
 from collections.abc import Container, Mapping, Sequence
+from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -321,6 +323,19 @@ class Constraints:
         acting = [c for c in acting if c.name not in unmoved or c.constraint.acts_at_rest]
         enforcing.apply(acting, self._seen, self._placement)
         self._remember()
+
+    def sweep_after(self, wrapper: torch.optim.Optimizer) -> None:
+        """Bring back what a wrapper without hooks, as a Lookahead is, writes after the steps of this optimizer."""
+        own = vars(wrapper).get("step")  # which schedulers of torch set
+
+        @functools.wraps(own or type(wrapper).step)
+        def step(wrapper: torch.optim.Optimizer, *arguments: Any, **keywords: Any) -> Any:
+            result = own(*arguments, **keywords) if own else type(wrapper).step(wrapper, *arguments, **keywords)
+            if any(each is self for each in attached_to(self._optimizer)):
+                self.sweep()
+            return result
+
+        wrapper.step = MethodType(step, wrapper)
 
     def sweep(self) -> None:
         """Bring back what an optimizer's own `step` has written around, or in place of, that of this library."""

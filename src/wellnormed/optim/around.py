@@ -11,7 +11,8 @@ from wellnormed.optim.parts import Group
 
 def runs_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether torch calls an optimizer's hooks in its `step`: not unless its class has called torch's `__init__`."""
-    return getattr(type(optimizer).step, "hooked", False) and "_optimizer_step_post_hooks" in vars(optimizer)
+    # which has added this attribute last; some wrappers make those before it by hand
+    return getattr(type(optimizer).step, "hooked", False) and "_optimizer_load_state_dict_post_hooks" in vars(optimizer)
 
 
 def within(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:

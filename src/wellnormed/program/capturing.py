@@ -260,7 +260,8 @@ def running(model: nn.Module) -> Iterator[None]:
 
 def _itself_fails(model: nn.Module, error: Exception) -> str:
     name, where = type(model).__name__, line_of(error)
-    return f"{name} itself fails on the example{where}: {first_line(error)}; pass an example that it is called with"
+    remedy = "call model.eval(), or pass" if model.training else "pass"
+    return f"{name} itself fails on the example{where}: {first_line(error)}; {remedy} an example that it is called with"
 
 
 def _not_captured(model: nn.Module, error: Exception) -> str:

@@ -12,8 +12,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status: 0 if the certificate is proved, 1 if not, 2 for wrong usage."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        print("usage: wellnormed-proof FOLDER", file=sys.stderr)
-        return 2
+        asked = arguments in (["--help"], ["-h"])
+        said = (
+            "proves the certificate.json in a folder, and prints what it states; FOLDER is what Certificate.save wrote"
+        )
+        print(f"usage: wellnormed-proof FOLDER\n\n{said}", file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else 2
     try:
         print(check(arguments[0]))
     except CheckError as error:

@@ -63,6 +63,7 @@ def prove(claim: Claim, tensor: Callable[[str], np.ndarray]) -> None:
     """Raise a `CheckError` unless the values of a claim, whose number was checked, are proved."""
     (arrays, slip), measure = _operands(claim, tensor), MEASURES[claim.measure]
     values = tuple(value - slip for value in claim.values)
+    require(min(values) >= 0, f"the {_named(claim)} is rounded by more than {claim.values[:4]}")
     with np.errstate(all="ignore"):
         if measure.below is None:
             least = np.ravel(measure.bound(*arrays, **claim.constants)).tolist()
