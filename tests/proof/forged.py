@@ -24,7 +24,7 @@ from wellnormed.proof import Bounds, Proof, Report, check
 from wellnormed.proof.arithmetic import FORMATS, LARGEST, Arithmetic
 from wellnormed.proof.check import change_of, conclude
 from wellnormed.proof.claims import complete, prove
-from wellnormed.proof.decimals import decimals, root_down, rounding_up
+from wellnormed.proof.decimals import decimals, float_up, root_down, rounding_up, shown
 from wellnormed.proof.files import _KINDS, Stored
 from wellnormed.proof.functions import FUNCTIONS
 from wellnormed.proof.lipsdp import Network
@@ -435,8 +435,8 @@ ROWS: dict[str, tuple[list[Fields], dict[str, np.ndarray]]] = {
     ),
     "sigmoid of many": (alone("elementwise", [[1, 8]] * 2, function="sigmoid"), {}),
     "elu": (alone("elementwise", V, function="elu", numbers=[3.0, 2.0, 1.5]), {}),
-    "elu of a negative alpha": (alone("elementwise", V, function="elu", numbers=[-3.0, 2.0, 1.5]), {}),
-    "elu of a negative scale": (alone("elementwise", V, function="elu", numbers=[3.0, -2.0, 1.5]), {}),
+    "elu of a negative alpha": (alone("elementwise", V, function="elu", numbers=[-3.1, 0.1, 1.1]), {}),
+    "elu of a negative scale": (alone("elementwise", V, function="elu", numbers=[3.1, -0.1, 1.1]), {}),
     "leaky_relu": (alone("elementwise", V, function="leaky_relu", numbers=[-3.0]), {}),
     "clamp to a box": (alone("elementwise", V, function="clamp", numbers=[-3.0, 1.0]), {}),
     "clamp below zero": (alone("elementwise", V, function="clamp", numbers=[-3.0, -1.0]), {}),
@@ -1010,6 +1010,7 @@ CHANGED: list[tuple[str, Fields]] = [
         3.0)}),
     ("constant", {"tensors.c": np.full((3, 2), 1 + 2.0**-7), "z.executed.dtype": "bfloat16"}),
     ("slope", {"z.constants.numbers": [-1.0], "z.claims": [], "j.constants.bound": 3.5}), ("attention", ONE_HEAD),
+    ("elu", {"y.constants.numbers": [3.0, 2.0, 0.0]}),
     ("attention", stating("x", 3, 4, 5, shape=(1, 3, 1))),
     ("attention", KEYS | {f"{x}.claims": [HONEST["attention"][0][1 + i]["claims"][0], claim("group_norm", "b", 10)]
         for i, x in enumerate("qkv") if i}), ("attention", KEYS | {"a.constants.scale": 0.1, "a.claims": [claim(
@@ -1121,6 +1122,7 @@ PARTLY: list[tuple[Any, ...]] = [
     ("mlp", "must be an array of at most", {"y.radius": stated(9)}),
     ("mlp", "dtype uint16 is none", {"tensors.b": np.ones(2, np.uint16)}),
     ("slope", "do not prove", {"j.constants.bound": 2.0**201}),
+    ("clamp", "nothing is known of 'none'", {"y.constants": {"function": "none"}}),
     ("slope", "do not prove", {"z.constants": {"function": "elu", "numbers": [-1 - 2.0**-48, 2.0**-106, 1 - 2.0**-48]},
         "z.claims": [], "j.constants.bound": 9.0}),
     ("slope", "do not prove", {"tensors.d": np.array([2.0, 2.0**-201]), "tensors.u": np.array([[1.0, 0], [-1, 0]]),
@@ -1358,9 +1360,9 @@ def room(name: str) -> str:
     return " ".join([*needed, str(proof._held)])
 
 
-def maps_of(name: str) -> str:
+def maps_of(changes: Fields) -> str:
     """The functions and linear maps of a joint bound, where underflows are large."""
-    row = settle(*forge(name, {})).inferences[-2]
+    row = settle(*forge("maps", changes)).inferences[-2]
     network = Network(row.inputs[1], row.tensor)
     return at_once("lipsdp.TINY", 2.0**-9, lambda: repr([network.maps(row.inputs[0]), network.functions]))
 
@@ -1426,6 +1428,7 @@ PROMISED: list[partial[str]] = [
 ]  # fmt: skip
 
 
+PRINTED = "0.5", "0.1", "0.3", f"120.{'0' * 24}1", "12000000000.00000001", f"-1.4{'9' * 25}", f"1.{'0' * 16}1"
 CAPPED = [Parts(each, 0.3, 0, (0, 0, 0)) for each in ((1, 1, 1), (2, 1, 1), (1, 1, 3), (2, 3, 1), (1, 2, 3), (2, 2, 3))]
 NUMBERS = [
     "1", True, -2**40 - 1, -2**40, -1, 0, 1, 2**40 - 1, 2**40,
@@ -1549,8 +1552,12 @@ def results() -> dict[str, Callable[[], str]]:
     calls["frequencies"] = partial(edge, lambda most: at_once("matrices._BLOCK", int(most), partial(claimed,
         "convolution", np.ones((3, 2, 1)), size=[9], stride=[50], dilation=[1], groups=1)), 0.0, 4096.0)  # fmt: skip
     calls |= {f"report {i}: {name}": partial(reported, name, changes) for i, (name, changes) in enumerate(REPORTS)}
-    calls |= {"maps": partial(maps_of, "maps"), "large underflows": lambda: coarsely(partial(at_once, "lipsdp.TINY",
-        2.0**-9, EDGES["slope of a sum"]))}  # fmt: skip
+    digits_of = product(map(decimal.Decimal, PRINTED), (".6g", ".0f"), (True, False))
+    calls |= {f"printed {' '.join(map(str, each))}": partial(shown, *each) for each in digits_of}
+    calls |= {f"a float above {x}": partial(lambda x: str(float_up(decimal.Decimal(x))), x) for x in PRINTED[:4]}
+    calls |= {"maps": partial(maps_of, {}), "maps of elu": partial(maps_of, {"z.constants": {
+        "function": "elu", "numbers": [3.7, -0.1, 1.1]}}), "large underflows": lambda: coarsely(partial(at_once,
+        "lipsdp.TINY", 2.0**-9, EDGES["slope of a sum"]))}  # fmt: skip
     calls |= {"change of no row": lambda: str(change_of([], None)), "caps": lambda: str(Promise("w", (9,), (*CAPPED,)))}
     calls["stored"] = lambda: str([Stored(kind, (2,), bytes(range(9, 9 + 2 * np.dtype(form).itemsize))).array().tolist()
         for kind, form in _KINDS.items()])  # fmt: skip
