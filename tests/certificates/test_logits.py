@@ -132,6 +132,18 @@ def test_the_formula_is_per_head_and_rotary_keeps_it():
             assert proved == pytest.approx(expected, rel=1e-4)
 
 
+def test_heads_of_a_product_that_adds_its_bias_are_those_of_a_linear_layer():
+    """GPT-2's layers of Hugging Face are such products."""
+    layer, x = Attention(fused=True, bias=True), torch.randn(2, 6, 32)
+    added = lambda x: torch.addmm(layer.qkv.bias, x.flatten(0, 1), layer.qkv.weight.mT).unflatten(0, x.shape[:2])  # noqa: E731
+    found = [wn.certify(layer, x, radius=math.inf).attention_logits.values()]
+    layer.qkv.forward = added
+    found.append(wn.certify(layer, x, radius=math.inf).attention_logits.values())
+    (heads,), others = map(list, found)
+    assert others == [heads]
+    assert len({*heads}) == 4
+
+
 def test_certify_asks_for_caps_of_what_logits_depend_on_and_names_ones_that_constrain_takes():
     model = blocks_of(Attention())
     constraints = wn.constrain(wn.Scion(model), {"head.weight": wn.HardCap(1.0)})

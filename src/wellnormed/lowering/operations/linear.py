@@ -51,6 +51,9 @@ def add_product(ledger: Ledger, summand: Any, a: Any, b: Any, *, beta: float = 1
     if abs(alpha) != 1 and ledger.executed is not None:  # which may multiply a, and over- or underflow there, or a b
         with ledger.executing(None):
             return add_product(ledger, summand, a, b, beta=beta, alpha=alpha)
+    stored = isinstance(a, Value) and isinstance(b, Stored) and isinstance(summand, Stored)
+    if stored and beta == alpha == 1 and b.tensor.ndim == 2 and summand.tensor.shape == b.tensor.shape[1:]:
+        return _apply(ledger, a, b, summand, transposed=True)  # as `linear`, so that its parts have bounds of their own
     if isinstance(a, Value) or isinstance(b, Value):
         product = matmul(ledger, a, b)
         product = product if alpha == 1 else moves.times(ledger, product, float(alpha))
