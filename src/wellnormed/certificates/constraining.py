@@ -11,7 +11,6 @@ from wellnormed._ranges import POSITIVE
 from wellnormed.certificates.sizes import UNITS, Unit
 from wellnormed.constraints import Constraint, Constraints
 from wellnormed.constraints.matching import attach, constrainable, norms_of
-from wellnormed.optim import Averaged
 from wellnormed.optim.around import stepping
 from wellnormed.routing import Assignment
 
@@ -135,7 +134,7 @@ def constrain(
             raise ValueError(
                 "constrain: nothing says what to keep; pass {'*': HardCap(1.0)}, or lipschitz=10.0 and example_input="
             )
-        return _sweeping(attach(inner, constraints, norms_of(inner, norms), prove), optimizer)
+        return _sweeping(attach(inner, constraints, norms_of(inner, norms), prove), inner, optimizer)
     from wellnormed.certificates.arguments import domain_from  # with what captures programs, which caps do without
     from wellnormed.certificates.choosing import Asked, constrain_to
 
@@ -143,11 +142,14 @@ def constrain(
     ((what, most),) = numbers.items()
     require_numbers("constrain: ", {what: most}, POSITIVE)
     search = Asked(what, float(most), example_input, domain, output, norm, every, move_every, accept_small_range)
-    return _sweeping(constrain_to(inner, constraints or {}, norms, prove, search), optimizer)
+    return _sweeping(constrain_to(inner, constraints or {}, norms, prove, search), inner, optimizer)
 
 
-def _sweeping(constraints: Constraints, optimizer: torch.optim.Optimizer) -> Constraints:
-    """The constraints, which also act after the steps of a wrapper that was given and has no hooks."""
-    if stepping(optimizer) is not optimizer and not isinstance(stepping(optimizer), Averaged):
+def _sweeping(constraints: Constraints, inner: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> Constraints:
+    """The constraints of `inner`, which also act after the steps of a wrapper that was given and has no hooks.
+
+    What stands around an average holds no iterates, and is left alone.
+    """
+    if inner is not optimizer and inner is stepping(optimizer):
         constraints.sweep_after(optimizer)
     return constraints

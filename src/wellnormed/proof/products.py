@@ -177,8 +177,8 @@ def convolution(
         before, floor = plain * entering + sum(parts[:1], ZERO), row.format.floor
         row.require_held(before, scale)
         total = total + sum(parts[1:], ZERO) + Decimal(abs(row.how.beside)) * root(row.entries())
-        rounded = addends * FORMATS[row.format.sums].floor + (max(2, row.how.roundings or 0) + 2) * floor
-        floors = rounded * (ONE + scale) * root(row.entries()) + 2 * floor * before
+        each = addends * FORMATS[row.format.sums].floor + (max(2, row.how.roundings or 0) + 2) * floor
+        floors = each * (ONE + scale) * root(row.entries()) + 2 * floor * before
     local = row.summed(addends, total, row.entries()) + carried
     local = local + row.rate(2) * (total + local) + floors if scaled else local
     # an adjoint's products with every tap may be stored before they are added up, as many as meet at a pixel
