@@ -654,7 +654,7 @@ LEVERS: tuple[tuple[str, Data, Training, Training], ...] = (
 
 def _lever(found: dict[Kind, Best], change: str, data: Data, before: Training, after: Training) -> list[str]:
     """Certified shares at the least and at the largest distance, and minutes, before and after a change."""
-    both = [found[Kind(data, *each, "wellnormed")].results for each in (before, after)]
+    both = [found[Kind(data, *each[:3], "wellnormed", *each[3:])].results for each in (before, after)]
     shares = zip(*(mean(results, "certified") for results in both), strict=True)
     told = [f"within {distance(d)}: {a:.1%} to {b:.1%}" for d, (a, b) in zip(BUDGETS[data], shares, strict=True)]
     minutes = (f"{fmean(each['seconds_of_training'] for each in results) / 60:.1f}" for results in both)

@@ -119,13 +119,13 @@ class AirbenchTask(CifarTask):
         return torch.stack(logits).sum(0)
 
 
-def augmented(pixels: Tensor, mirrored: Tensor, generator: torch.Generator) -> Tensor:
-    """Images `(N, C, H, W)`, flipped where `mirrored`, `(N,)`, is 1, shifted by up to two pixels, borders reflected."""
+def augmented(pixels: Tensor, mirrored: Tensor, generator: torch.Generator, shift: int = SHIFT) -> Tensor:
+    """Images `(N, C, H, W)`, flipped where `mirrored`, `(N,)`, is 1, moved by at most `shift`, borders reflected."""
     count, side = len(pixels), pixels.shape[-1]
-    shifts = torch.randint(2 * SHIFT + 1, (2, count, 1), generator=generator)
+    shifts = torch.randint(2 * shift + 1, (2, count, 1), generator=generator)
     places = torch.arange(side)
     columns = torch.where(mirrored[:, None] == 1, side - 1 - places, places)
     rows, columns = (part.to(pixels.device) for part in (shifts[0] + places, shifts[1] + columns))
-    padded = F.pad(pixels, (SHIFT,) * 4, "reflect").movedim(1, -1)
+    padded = F.pad(pixels, (shift,) * 4, "reflect").movedim(1, -1)
     number = torch.arange(count, device=pixels.device)[:, None, None]
     return padded[number, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)

@@ -33,6 +33,7 @@ from papers.cifar10 import load_cifar10
 from papers.mnist import load_mnist
 from papers.one_lipschitz import attending, folded, network, of_orthogonium, of_torchlip, optimizer_of
 from wellnormed.constraints import Constraints
+from wellnormed.optim import Averaged
 from wellnormed.train.task import DivergedError, Task
 
 Data = Literal["cifar10", "mnist"]
@@ -78,6 +79,10 @@ class Cell:
     """Whether our training has products in bfloat16; the maps are made orthogonal and proved at its end."""
     momentum: float = field(default=0.9, metadata=ADDED)
     """The momentum of our optimizer."""
+    shift: int = field(default=2, metadata=ADDED)
+    """The pixels by which images of CIFAR-10 are moved at most."""
+    averaged: float | None = field(default=None, metadata=ADDED)
+    """The beta of `wn.Averaged`, whose average is made orthogonal and proved; by default nothing is averaged."""
 
 
 class Setting(NamedTuple):
@@ -98,6 +103,8 @@ class Setting(NamedTuple):
     annealing: float = 0.0
     rounded: bool = False
     momentum: float = 0.9
+    shift: int = 2
+    averaged: float | None = None
     aims: tuple[tuple[float, float], ...] = ()
     """Distances, and the shares that an hour of a core should certify there."""
 
@@ -110,8 +117,12 @@ DEEP = (256, 256, 128)
 SETTINGS: dict[tuple[Preset, Data], tuple[Setting, ...]] = {
     ("cpu", "cifar10"): (
         CIFAR,
+        CIFAR._replace(temperature=1.0, annealing=5.0),
         CIFAR._replace(steps=10_000, hidden=DEEP, aims=((36 / 255, 0.5),)),
         CIFAR._replace(steps=10_000, hidden=DEEP, temperature=1.0, annealing=5.0, aims=((36 / 255, 0.5),)),
+        CIFAR._replace(steps=10_000, hidden=DEEP, temperature=1.0, annealing=5.0, averaged=0.0),
+        CIFAR._replace(steps=10_000, hidden=DEEP, temperature=1.0, annealing=5.0, averaged=0.9, momentum=0.5),
+        CIFAR._replace(steps=10_000, hidden=DEEP, temperature=1.0, annealing=5.0, shift=4),
         CIFAR._replace(
             steps=40_000, hidden=DEEP, temperature=1.0, annealing=5.0, rounded=True, aims=((36 / 255, 0.57),)
         ),
@@ -154,15 +165,16 @@ OURS = 0.1
 
 
 def cells(preset: Preset) -> list[Cell]:
-    """Seed after seed; networks of other libraries at every rate in the first setting, else at the largest."""
+    """Seed after seed; networks of other libraries, at every rate, where steps are as few as in the first setting."""
     return [
         _cell(setting, seed, data, name, rate)
         for seed in range(3)
         for (part, data), settings in SETTINGS.items()
         if part == preset
-        for number, setting in enumerate(settings)
-        for name in (("wellnormed", *PEERS) if setting.depths else ("attention",))
-        for rate in ((OURS,) if name not in PEERS else RATES[:1] if number else RATES)
+        for setting in settings
+        for name in ("wellnormed" if setting.depths else "attention", *PEERS)
+        if name not in PEERS or setting.steps == settings[0].steps
+        for rate in (RATES if name in PEERS else (OURS,))
     ]
 
 
@@ -197,7 +209,7 @@ def margin_loss(
 class Training(Task[nn.Sequential]):
     """Batches whose images and changes depend on seed and step alone, so that a run goes on as if it had not stopped.
 
-    Images of CIFAR-10 are flipped and shifted by up to two pixels, those of MNIST stay.
+    Images of CIFAR-10 are flipped and shifted, those of MNIST stay.
     """
 
     def __init__(self, cell: Cell, device: torch.device) -> None:
@@ -215,11 +227,15 @@ class Training(Task[nn.Sequential]):
         pixels, labels = (part[numbers.to(part.device)] for part in self.data)
         if cell.data == "cifar10":
             generator = self.generator.manual_seed(self._number(2**31 + self.step))
-            pixels = augmented(pixels, torch.randint(2, labels.shape, generator=generator), generator)
+            pixels = augmented(pixels, torch.randint(2, labels.shape, generator=generator), generator, cell.shift)
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         with torch.autocast(pixels.device.type, torch.bfloat16, enabled=cell.rounded):
             read = self.model[:-1](pixels)
         return margin_loss(self.model[-1](read.float()), labels, cell.offset, cell.temperature, cell.annealing)
+
+    def rate_factor(self, step: int) -> float:
+        """A linear fall to 0; schedule-free training has a constant rate after a twentieth of the steps."""
+        return min(1.0, 20 * (step + 1) / self.steps) if self.cell.averaged else super().rate_factor(step)
 
     def _number(self, number: int) -> int:
         return self.cell.seed * 1_000_003 + number  # of which the low 32 bits count
@@ -241,7 +257,8 @@ def built(
         else:
             model = network(shape, cell.channels, cell.depths, cell.hidden)
         model = model.to(device).to(memory_format=torch.channels_last)  # pyrefly: ignore
-        return model, *optimizer_of(model, cell.rate, cell.momentum, proved=not cell.rounded)
+        optimizer, constraints = optimizer_of(model, cell.rate, cell.momentum, proved=not cell.rounded)
+        return model, optimizer if cell.averaged is None else Averaged(optimizer, beta=cell.averaged), constraints
     try:
         make = of_torchlip if cell.network == "deel-torchlip" else of_orthogonium
         model = make(shape, cell.channels[0]).to(device)
@@ -272,7 +289,9 @@ def run(cell: Cell, device: torch.device, folder: Path) -> dict[str, Any]:
     except DivergedError:  # as deel-torchlip's at large rates
         return dict.fromkeys(MEASURED)
     budgets, (images, labels) = BUDGETS[cell.data], pixels_and_labels(cell.data, "test", device)
-    if cell.rounded:
+    if isinstance(task.optimizer, Averaged):
+        task.optimizer.eval()
+    if cell.rounded or cell.averaged is not None:
         optimizer_of(task.model, cell.rate)
     model = folded(task.model)
     constant, radii = certified_radii(model, images, labels)
@@ -322,6 +341,17 @@ class Kind(NamedTuple):
     offset: float
     annealing: float
     network: Network
+    change: str = ""
+    """How the training differs from the usual one, in words."""
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> "Kind":
+        """The kind of a cell or of a setting."""
+        beta, shift = config.get("averaged"), config.get("shift", 2)
+        means = "" if beta is None else "average of the tail" if beta == 0 else "schedule-free"
+        change = means or ("" if shift == 2 else f"shifts of {shift} pixels")
+        loss = config["offset"], config.get("annealing", 0.0)
+        return cls(config["data"], config["steps"], *loss, config["network"], change)
 
 
 def best(rows: Sequence[Row]) -> dict[Kind, Best]:
@@ -329,11 +359,9 @@ def best(rows: Sequence[Row]) -> dict[Kind, Best]:
     found: dict[Kind, dict[float, list[dict[str, Any]]]] = {}
     for row in finite(rows):
         config = row["config"]
-        loss = config["offset"], config.get("annealing", 0.0)
-        kind = Kind(config["data"], config["steps"], *loss, config["network"])
-        found.setdefault(kind, {}).setdefault(config["rate"], []).append(row["results"])
+        found.setdefault(Kind.of(config), {}).setdefault(config["rate"], []).append(row["results"])
     chosen = {kind: max(rates, key=lambda rate: mean(rates[rate], "certified")[0]) for kind, rates in found.items()}
-    kinds = sorted(chosen, key=lambda kind: kind[:4])  # networks stay in order
+    kinds = sorted(chosen, key=lambda kind: (kind[:4], kind.change))  # networks stay in order
     return {kind: Best(chosen[kind], len(found[kind]), found[kind][chosen[kind]]) for kind in kinds}
 
 
@@ -361,21 +389,19 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 
 
 def named(kind: Kind) -> str:
-    """Data, steps and loss, in words."""
-    annealed = ", annealed" if kind.annealing else ""
-    return f"{TITLES[kind.data]}, {kind.steps:,} steps, offset {kind.offset:.3g}{annealed}"
+    """Data, steps, loss and training, in words."""
+    more = ", annealed" * bool(kind.annealing) + f", {kind.change}" * bool(kind.change)
+    return f"{TITLES[kind.data]}, {kind.steps:,} steps, offset {kind.offset:.3g}{more}"
 
 
 def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     """The aims, and who is ahead; docs/certified-vision.md has a table of everything that was measured."""
     found, lines = best(rows), []
     for kind, (rate, _, results) in found.items():
-        *training, made_by = kind
-        data = kind.data
+        data, made_by = kind.data, kind.network
         spent = f"{fmean(result['seconds_of_training'] for result in results) / 60:.1f} minutes of a core"
-        settings = [
-            each for each in SETTINGS[preset, data] if [data, each.steps, each.offset, each.annealing] == training
-        ]
+        shared = {"data": data, "network": made_by}
+        settings = [each for each in SETTINGS[preset, data] if Kind.of(each._asdict() | shared) == kind]
         aims = [aim for each in settings if rate == OURS for aim in each.aims]
         for budget, aim in aims:
             values = [result["certified"][BUDGETS[data].index(budget)] for result in results]
