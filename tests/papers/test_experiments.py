@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import wellnormed as wn
-from papers import _airbench, _cifar, _tokens, certified_vision, lr_transfer_mlp, stability_grid, watermark
+from papers import _airbench, _by_form, _cifar, _tokens, certified_vision, lr_transfer_mlp, stability_grid, watermark
 from papers._experiment import MODULES, load
 from papers._grid import Settings, run_chunk
 from papers._table import Table, cell_key
@@ -47,6 +47,8 @@ def tiny_data(monkeypatch, line):
     letters = Tokens([torch.randint(97, 123, (400,), generator=generator).numpy()])
     for module in (_tokens, stability_grid):
         monkeypatch.setattr(module, "byte_corpus", lambda: Corpus("letters", "bytes", 256, letters, letters))
+    monkeypatch.setattr(_by_form, "STEPS", 1)
+    monkeypatch.setattr(_by_form, "TOKENS", TINY["batch"] * TINY["length"])
     matplotlib.use("agg")
 
 
