@@ -167,6 +167,12 @@ def _codes(module: str) -> list[CodeType]:
     return [*_functions(compile(parsed(module), str(FOLDER / f"{module}.py"), "exec"))]
 
 
+def _forget() -> None:
+    """Let the kernel read the declared types anew."""
+    for each in (reading._reader, reading._fields):
+        each.cache_clear()
+
+
 @contextmanager
 def within(mutant: Mutant) -> Iterator[str]:
     """Run a `with` block with a mutant in the place of the kernel; gives the name of the changed function."""
@@ -176,18 +182,15 @@ def within(mutant: Mutant) -> Iterator[str]:
     new = _functions(compile(tree, str(FOLDER / f"{mutant.module}.py"), "exec"))
     pairs = [(a, b) for a, b in zip(_codes(mutant.module), new, strict=True) if a != b]
     changed = [(each, a, b) for a, b in pairs for each in living[a]]
-    caches = (reading._reader, reading._fields)
     try:
         for each, _, b in changed:
             each.__code__ = b
-        for each in caches:
-            each.cache_clear()
+        _forget()
         yield pairs[0][0].co_qualname if pairs else ""
     finally:
         for each, a, _ in changed:
             each.__code__ = a
-        for each in caches:
-            each.cache_clear()
+        _forget()
 
 
 @cache
@@ -237,6 +240,7 @@ def _reached() -> dict[tuple[str, str], list[str]]:
     reached: dict[tuple[str, str], list[str]] = {}
     for name, witness in WITNESSES.items():
         called: set[CodeType] = set()
+        _forget()
         sys.setprofile(lambda frame, *_, called=called: called.add(frame.f_code))
         witness()
         sys.setprofile(None)

@@ -31,7 +31,7 @@ from wellnormed.proof.lipsdp import Network
 from wellnormed.proof.matrices import _symbols, absolute_kernel
 from wellnormed.proof.moves import Move
 from wellnormed.proof.promises import Parts, Promise
-from wellnormed.proof.reading import CheckError, Offset, Positive, Size, read
+from wellnormed.proof.reading import CheckError, Offset, Positive, Size, printable, read
 from wellnormed.proof.rows import Claim, Document, read_row
 
 Fields = dict[str, Any]
@@ -1558,6 +1558,7 @@ def results() -> dict[str, Callable[[], str]]:
     calls |= {"maps": partial(maps_of, {}), "maps of elu": partial(maps_of, {"z.constants": {
         "function": "elu", "numbers": [3.7, -0.1, 1.1]}}), "large underflows": lambda: coarsely(partial(at_once,
         "lipsdp.TINY", 2.0**-9, EDGES["slope of a sum"]))}  # fmt: skip
+    calls["an escaped text"] = partial(printable, "a\x1b\n\t")
     calls |= {"change of no row": lambda: str(change_of([], None)), "caps": lambda: str(Promise("w", (9,), (*CAPPED,)))}
     calls["stored"] = lambda: str([Stored(kind, (2,), bytes(range(9, 9 + 2 * np.dtype(form).itemsize))).array().tolist()
         for kind, form in _KINDS.items()])  # fmt: skip
