@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from wellnormed._ranges import Range
+from wellnormed._ranges import POSITIVE, Range
 
 
 def require_numbers(
@@ -52,10 +52,7 @@ def require_choice(name: str, value: object, choices: Collection[object], remedy
 
 def require_sizes(layer: nn.Module, **sizes: int) -> None:
     """Refuse a size of a layer that is not a positive whole number."""
-    require_numbers(f"{type(layer).__name__}: ", sizes, whole=True)
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{type(layer).__name__}: {name}={size} must be positive; pass 1 or more")
+    require_numbers(f"{type(layer).__name__}: ", sizes, POSITIVE, "pass 1 or more", whole=True)
 
 
 def require_flags(where: str, values: Mapping[str, object]) -> None:

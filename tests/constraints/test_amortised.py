@@ -133,7 +133,8 @@ def test_a_weight_without_a_gradient_counts_no_step():
 
 
 @pytest.mark.parametrize(
-    ("every", "message"), [(0, "every=0 must be at least 1"), (-3, "at least 1"), (2.5, "whole number"), (True, "bool")]
+    ("every", "message"),
+    [(0, "every=0 must be positive"), (-3, "1 is every"), (2.5, "whole number"), (True, "bool")],
 )
 def test_a_wait_that_is_no_number_of_steps_is_refused(every, message):
     with pytest.raises(ValueError, match=message):

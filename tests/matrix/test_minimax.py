@@ -178,7 +178,7 @@ def test_low_precision_keeps_the_bound_and_turns_nothing_over(dtype, degree, ste
     [
         ((0.0, 5), "lower=0.0 must lie strictly between"), ((1.0, 5), "lower=1.0"), ((-0.1, 5), "lower=-0.1"),
         ((math.nan, 5), "lower=nan"), (("a", 5), "lower='a' is of type str"),
-        ((0.01, 0), "steps=0 must be an integer"), ((0.01, 2.5), "steps=2.5"), ((0.01, 5, 7), "degree=7 is not one"),
+        ((0.01, 0), "steps=0 must be positive"), ((0.01, 2.5), "steps=2.5"), ((0.01, 5, 7), "degree=7 is not one"),
         ((0.01, 5, 5, torch.int32), "dtype=torch.int32"),
     ],
 )  # fmt: skip

@@ -170,8 +170,8 @@ def test_a_weight_shared_with_a_fixed_place_is_fixed():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Atom("w", EXACT, mass=-1.0), "mass=-1.0 of 'w'"),
-        (lambda: Bond("b", float("nan")), "sensitivity=nan of 'b'"),
+        (lambda: Atom("w", EXACT, mass=-1.0), "'w': mass=-1.0 must be finite"),
+        (lambda: Bond("b", float("nan")), "'b': sensitivity=nan"),
         (lambda: Scalar(float("inf")), "sensitivity=inf"),
         (lambda: residual(IDENTITY, 1.5), "strength=1.5"),
         (lambda: (0.0 * Atom("w", EXACT)).lr_factors(), "'w' has mass 1, but the sensitivity of what follows it is 0"),

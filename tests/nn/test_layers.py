@@ -220,11 +220,14 @@ def test_residual_and_mix_are_convex():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: wn.nn.PositionAverages(0, 4, 3), "PositionAverages: length=0 must be positive; pass 1 or more"),
-        (lambda: wn.nn.ConvexPotential(-1, 3), "ConvexPotential: width=-1 must be positive; pass 1 or more"),
-        (lambda: wn.nn.ConvexPotential(3, 0), "ConvexPotential: hidden=0 must be positive; pass 1 or more"),
+        (
+            lambda: wn.nn.PositionAverages(0, 4, 3),
+            "PositionAverages: length=0 must be positive.*; pass 1 or more",
+        ),
+        (lambda: wn.nn.ConvexPotential(-1, 3), "ConvexPotential: width=-1 must be positive and finite; pass 1 or more"),
+        (lambda: wn.nn.ConvexPotential(3, 0), "ConvexPotential: hidden=0 must be positive and finite; pass 1 or more"),
         (lambda: wn.nn.OrthogonalJoin("a", 1), "OrthogonalJoin: width='a' is of type str; pass a whole number"),
-        (lambda: wn.nn.OrthogonalJoin(0, 0.5), "OrthogonalJoin: width=0 must be positive; pass 1 or more"),
+        (lambda: wn.nn.OrthogonalJoin(0, 0.5), "OrthogonalJoin: width=0 must be positive and finite; pass 1 or more"),
         (lambda: wn.nn.OrthogonalJoin(2, None), "OrthogonalJoin: share=None is of type NoneType; pass a number"),
         (lambda: wn.nn.OrthogonalJoin(2, 1.5), r"OrthogonalJoin: share=1.5 must lie in \[0, 1\].*; 0 leaves"),
         (lambda: wn.nn.constraints_of("model"), "constraints_of: model is of type str; pass the model itself"),
@@ -235,7 +238,7 @@ def test_residual_and_mix_are_convex():
         (lambda: wn.nn.ConvexResidual(wn.nn.Scale(1.0), 1.5), "strength=1.5"),
         (lambda: wn.nn.Scale(float("nan")), "factor=nan"),
         (lambda: wn.nn.FlooredNorm(8, 0.0), "FlooredNorm: floor=0.0 must be positive"),
-        (lambda: wn.nn.HeadProjection(8, 0), "HeadProjection: heads=0 must be positive; pass 1 or more"),
+        (lambda: wn.nn.HeadProjection(8, 0), "HeadProjection: heads=0 must be positive and finite; pass 1 or more"),
         (lambda: wn.nn.CausalAttention(0), "CausalAttention: heads=0 must be positive"),
         (lambda: wn.nn.CappedEmbedding(0, 4), "CappedEmbedding: symbols=0 must be positive"),
         (lambda: wn.nn.PositionEmbedding(4, 0), "PositionEmbedding: width=0 must be positive"),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from wellnormed._files import json_text, parse_json, write_atomically
 from wellnormed._inputs import require_numbers
+from wellnormed._ranges import NOT_NEGATIVE
 from wellnormed.certificates import printing
 from wellnormed.certificates.document import ARITHMETIC, FORMAT_VERSION, fields_of, read_computed, row_document
 from wellnormed.certificates.radius import certified_radius, settled, unchanged
@@ -317,9 +318,7 @@ class Certificate:
         Raises:
             ValueError: The value is negative, not finite, or exceeds the bound, so that one of both is wrong.
         """
-        require_numbers("with_lower_bound: ", {"value": value})
-        if not 0 <= value < math.inf:
-            raise ValueError(f"lower_bound={value} must be finite and not negative")
+        require_numbers("with_lower_bound: ", {"value": value}, NOT_NEGATIVE)
         if Decimal(float(value)) > self.lipschitz.exact:
             raise ValueError(
                 f"lower_bound={value} exceeds the certified {self.lipschitz}: one is wrong. Check that both "

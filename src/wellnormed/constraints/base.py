@@ -12,6 +12,7 @@ from torch import Tensor
 
 from wellnormed._devices import recording
 from wellnormed._inputs import require_numbers
+from wellnormed._ranges import Range
 from wellnormed.matrix._checks import known_to_hold
 from wellnormed.norms import Norm
 
@@ -21,6 +22,11 @@ a proof exceeds the norm by 1e-8; the rest is room."""
 SLACK = 2e-5
 """The share by which a step may exceed its bound. Constraints undo that as well, so that rounding never accumulates."""
 
+_FLOAT32 = torch.finfo(torch.float32)
+_IN_FLOAT32 = Range(
+    lambda x: _FLOAT32.tiny <= x <= _FLOAT32.max,
+    f"be positive and finite, in float32 as well, where numbers below {_FLOAT32.tiny:.2g} lose digits",
+)
 State = dict[str, Tensor]
 """What a constraint remembers: of one weight, or of a batch of them stacked along a new first dimension."""
 
@@ -120,14 +126,7 @@ class Constraint(ABC):
 
     def _require_positive(self, **values: float) -> None:
         """Refuse a norm, in a constraint's settings, that is not positive and finite."""
-        require_numbers(f"{type(self).__name__}: ", values)
-        for name, value in values.items():
-            limits = torch.finfo(torch.float32)
-            if not limits.tiny <= value <= limits.max:
-                raise ValueError(
-                    f"{type(self).__name__}: {name}={value} must be positive and finite, in float32 as well, where "
-                    f"numbers below {limits.tiny:.2g} lose digits; leave the entry out for no constraint"
-                )
+        require_numbers(f"{type(self).__name__}: ", values, _IN_FLOAT32, "leave the entry out for no constraint")
 
     def _require_update_norm(self, update_norm: float | None, name: str) -> float:
         """The bound on the step's norm, for constraints that need one; a step without a bound is refused."""

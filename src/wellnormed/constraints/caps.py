@@ -17,6 +17,7 @@ from torch import Tensor
 import wellnormed.matrix as matrix
 from wellnormed._devices import recording
 from wellnormed._inputs import require_numbers
+from wellnormed._ranges import POSITIVE
 from wellnormed.constraints.base import SLACK, TARGET, Constraint, State, held, of_each, on_slices
 from wellnormed.matrix._checks import known_to_hold
 from wellnormed.matrix.soft_cap import SOFT_CAP_LIMIT
@@ -69,9 +70,7 @@ class Cap(Constraint):
 
     def __post_init__(self) -> None:
         self._require_positive(cap=self.cap)
-        require_numbers(f"{type(self).__name__}: ", {"every": self.every}, whole=True)
-        if self.every < 1:
-            raise ValueError(f"{type(self).__name__}: every={self.every} must be at least 1, for after every step")
+        require_numbers(f"{type(self).__name__}: ", {"every": self.every}, POSITIVE, "1 is every step", whole=True)
 
     @property
     def bound(self) -> float:

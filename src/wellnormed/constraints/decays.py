@@ -9,6 +9,7 @@ from torch import Tensor
 
 import wellnormed.matrix as matrix
 from wellnormed._inputs import require_flags, require_numbers
+from wellnormed._ranges import PART
 from wellnormed.constraints.base import SLACK, SpectralConstraint, State
 from wellnormed.constraints.caps import Cap
 from wellnormed.norms import Norm
@@ -72,10 +73,8 @@ class ClippedWeightDecay(SpectralConstraint):
 
     def __post_init__(self) -> None:
         self._require_positive(upper=self.upper)
-        require_numbers("ClippedWeightDecay: ", {"decay": self.decay})
+        require_numbers("ClippedWeightDecay: ", {"decay": self.decay}, PART)
         require_flags("ClippedWeightDecay: ", {"before": self.before})
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"ClippedWeightDecay: decay={self.decay} must lie in (0, 1]; it is a fraction of a step")
 
     def promised(self, state: State) -> float | None:
         bound = max(float(one) for one in state.values())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from wellnormed._inputs import require_numbers
+from wellnormed._ranges import PART
 from wellnormed.constraints.base import TARGET, SpectralConstraint, State
 from wellnormed.matrix import leading_singular_triplet, spectral_hammer, spectral_weight_decay
 from wellnormed.matrix.leading import Triplet
@@ -63,11 +64,8 @@ class SpectralWeightDecay(_OfTheLargest):
     decay: float
 
     def __post_init__(self) -> None:
-        require_numbers("SpectralWeightDecay: ", {"decay": self.decay})
-        if not 0 < self.decay <= 1:
-            raise ValueError(
-                f"SpectralWeightDecay: decay={self.decay} must lie in (0, 1]; leave the constraint out for no decay"
-            )
+        remedy = "leave the constraint out for no decay"
+        require_numbers("SpectralWeightDecay: ", {"decay": self.decay}, PART, remedy)
 
     def _moved(self, slices: Tensor, unit: float, triplet: Triplet) -> Tensor:
         return spectral_weight_decay(slices, self.decay, triplet)

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from wellnormed._inputs import require_choice, require_numbers
+from wellnormed._ranges import POSITIVE, Range
 from wellnormed.matrix.coefficients import CoefficientSet, Step, critical_points, image, stretched
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -58,13 +59,9 @@ def optimal_coefficients(
         >>> chosen.name, chosen.upper
         ('minimax(lower=0.01, steps=5, degree=5, dtype=float32)', 1.000345...)
     """
-    require_numbers("", {"lower": lower})
-    if not 0 < lower < 1:
-        raise ValueError(
-            f"lower={lower} must lie strictly between 0 and 1: a part of the Frobenius norm, usually 0.001"
-        )
-    if not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps={steps} must be an integer of at least 1; 5 to 8 are usual")
+    inside = Range(lambda x: 0 < x < 1, "lie strictly between 0 and 1: a part of the Frobenius norm, usually 0.001")
+    require_numbers("", {"lower": lower}, inside)
+    require_numbers("", {"steps": steps}, POSITIVE, "5 to 8 are usual", whole=True)
     require_choice("degree", degree, (3, 5), "3 has cheaper steps")
     require_choice("dtype", dtype, _DTYPES, "msign runs in these")
     return _compose(float(lower), steps, degree, dtype)

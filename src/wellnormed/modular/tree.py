@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from wellnormed._inputs import require_numbers
+from wellnormed._ranges import NOT_NEGATIVE
 from wellnormed.norms import Norm
 from wellnormed.routing.patterns import match_patterns
 from wellnormed.routing.tables import aligned
@@ -185,8 +187,7 @@ class NormedModule(ABC):
             >>> optimizer.param_groups[0]["lr"]
             0.05
         """
-        if not 0 <= lr < math.inf:
-            raise ValueError(f"lr={lr} must be finite and not negative")
+        require_numbers("", {"lr": lr}, NOT_NEGATIVE)
         factors = self.lr_factors()
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         _check_names(factors, trainable, "the model's trainable parameters")
@@ -267,7 +268,7 @@ class Atom(NormedModule):
     sensitivity: float = 1.0
 
     def __post_init__(self) -> None:
-        _check(self.name, mass=self.mass, sensitivity=self.sensitivity)
+        require_numbers(f"{self.name!r}: ", {"mass": self.mass, "sensitivity": self.sensitivity}, NOT_NEGATIVE)
 
     def places(self, downstream: float = 1.0) -> Iterator[Place]:
         yield Place(self.name, self.weight_norm, self.mass, downstream)
@@ -288,7 +289,7 @@ class Bond(NormedModule):
     mass: float = field(default=0.0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _check(self.name, sensitivity=self.sensitivity)
+        require_numbers(f"{self.name!r}: ", {"sensitivity": self.sensitivity}, NOT_NEGATIVE)
 
     def places(self, downstream: float = 1.0) -> Iterator[Place]:
         yield from ()
@@ -385,9 +386,3 @@ def _check_names(tree: Mapping[str, Any], tensors: Mapping[str, Any], what: str)
         raise ValueError(f"{what} lack {', '.join(missing)}, which the modular tree holds")
     if extra := [name for name in tensors if name not in tree]:
         raise ValueError(f"the modular tree lacks {', '.join(extra)}, found among {what}; add them as atoms")
-
-
-def _check(name: str, **numbers: float) -> None:
-    for what, number in numbers.items():
-        if not 0 <= number < math.inf:
-            raise ValueError(f"{what}={number} of {name!r} must be finite and not negative")

@@ -10,7 +10,8 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from wellnormed._inputs import require_choice
+from wellnormed._inputs import require_choice, require_numbers
+from wellnormed._ranges import POSITIVE
 from wellnormed.norms.slices import Lifted
 from wellnormed.norms.spectral import RMS_TO_RMS, Spectral
 
@@ -60,8 +61,7 @@ class SpectralConv(Lifted):
                 f"SpectralConv: inner={self.inner!r} must be a Spectral with input_axis=1, since kernels have "
                 "a layout of their own; for kernels stored input first, pass transposed=True"
             )
-        if self.groups < 1:
-            raise ValueError(f"SpectralConv: groups={self.groups} must be at least 1")
+        require_numbers("SpectralConv: ", {"groups": self.groups}, POSITIVE, whole=True)
 
     @property
     def ndim(self) -> int:

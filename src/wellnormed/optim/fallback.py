@@ -10,6 +10,7 @@ from torch.optim.adamw import adamw
 
 from wellnormed._devices import recording
 from wellnormed._inputs import require_numbers
+from wellnormed._ranges import KEPT, NOT_NEGATIVE
 
 
 @dataclass(frozen=True)
@@ -27,16 +28,10 @@ class AdamWSettings:
 
     def __post_init__(self) -> None:
         numbers = {"lr": self.lr, "eps": self.eps, "weight_decay": self.weight_decay}
-        require_numbers("AdamWSettings: ", numbers)
+        require_numbers("AdamWSettings: ", numbers, NOT_NEGATIVE)
         if not (isinstance(self.betas, Sequence) and len(self.betas) == 2):
             raise ValueError(f"AdamWSettings: betas={self.betas!r} must be two numbers, such as (0.9, 0.95)")
-        require_numbers("AdamWSettings: ", {f"betas[{i}]": beta for i, beta in enumerate(self.betas)})
-        if not 0 <= self.lr < float("inf"):
-            raise ValueError(f"AdamWSettings: lr={self.lr} must be finite and not negative")
-        if not (self.eps >= 0 and self.weight_decay >= 0):
-            raise ValueError(f"AdamWSettings: eps={self.eps} and weight_decay={self.weight_decay} must not be negative")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"AdamWSettings: betas={self.betas} must lie in [0, 1): they are the fractions kept")
+        require_numbers("AdamWSettings: ", {f"betas[{i}]": beta for i, beta in enumerate(self.betas)}, KEPT)
 
 
 def refuse_lost_eps(name: str, parameter: Tensor, eps: float) -> None:

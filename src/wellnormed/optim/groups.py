@@ -113,10 +113,8 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
     lr_factors, radii = settings.get("lr_factors") or {}, settings.get("radii") or {}
     adamw = settings.get("adamw") or {}
     by_pattern = {"*": adamw} if isinstance(adamw, AdamWSettings) else adamw
-    for what, values in (("radii", radii), ("lr_factors", lr_factors)):
-        require_numbers("", {f"{what}[{pattern!r}]": value for pattern, value in values.items()})
-    if bad := {pattern: factor for pattern, factor in lr_factors.items() if not 0 <= factor < float("inf")}:
-        raise ValueError(f"lr_factors={bad} must be finite and not negative")
+    for what, values, within in (("radii", radii, None), ("lr_factors", lr_factors, NOT_NEGATIVE)):
+        require_numbers("", {f"{what}[{pattern!r}]": value for pattern, value in values.items()}, within)
     factor_of, radius_of = assignment.match(lr_factors, "lr_factors").owner, assignment.match(radii, "radii").owner
     adamw_of = assignment.match(by_pattern, "adamw").owner
     normed = {a.name: a.norm is not None for a in assignment}

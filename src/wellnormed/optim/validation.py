@@ -16,6 +16,7 @@ from torch.distributed import ProcessGroup
 from wellnormed._devices import recording
 from wellnormed._finite import sizes
 from wellnormed._inputs import require_flags, require_hashable, require_numbers, require_patterns
+from wellnormed._ranges import KEPT
 from wellnormed._warnings import warn
 from wellnormed.norms import Norm
 from wellnormed.optim.fallback import AdamWSettings
@@ -109,17 +110,16 @@ def read(group: Group) -> list[Any]:
 
 def check_settings(settings: Group) -> None:
     """Refuse settings of a group that are out of range or contradict each other."""
-    lr, momentum, memory = settings["lr"], settings["momentum"], settings["memory"]
+    lr, memory = settings["lr"], settings["memory"]
     require_numbers("", {"lr": lr}, tensor=True)
     largest = torch.finfo(torch.float32).max
     if not 0 <= lr <= largest:
         raise ValueError(f"lr={lr} must be finite and not negative, in float32 as well")
     if (rule := rule_of(settings)) is None:
         return
-    require_numbers("", {key: settings[key] for key in ("momentum", "radius", "weight_decay")})
+    require_numbers("", {"momentum": settings["momentum"]}, KEPT)
+    require_numbers("", {key: settings[key] for key in ("radius", "weight_decay")})
     require_flags("", {key: settings[key] for key in ("nesterov", "maximize")})
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum={momentum} must lie in [0, 1): it is the fraction kept")
     if not (settings["radius"] > 0 and lr * settings["radius"] <= largest):
         length = f"lr={lr} times radius={settings['radius']} must be finite in float32: it is a step's norm"
         raise ValueError(f"radius={settings['radius']} must be positive, and {length}")

@@ -5,6 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from wellnormed._inputs import require_numbers
+from wellnormed._ranges import NOT_NEGATIVE
 from wellnormed.certificates import capture
 from wellnormed.data.tokenizers import Tokenizer, tokenizer_of
 from wellnormed.models.files import Model, read_config
@@ -22,8 +24,7 @@ def sample(
     """
     if len(prompt) == 0:
         raise ValueError("the prompt is empty; give at least one character")
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature={temperature} must be finite and not negative; 0 takes the likeliest token")
+    require_numbers("", {"temperature": temperature}, NOT_NEGATIVE, "0 takes the likeliest token")
     if not count:
         return prompt
     device, length = next(model.parameters()).device, model.config.length
