@@ -64,12 +64,9 @@ def _linear_terms(x: Value) -> dict[str, list[Term]]:
 
 def _crosses_outputs(x: Value, axis: int) -> bool:
     """Whether entries along an axis are different outputs of one linear map."""
-    for terms in _linear_terms(x).values():
-        for term in terms:
-            feature = term.index % term.base.shape[-1]
-            if (feature != feature.take([0], axis)).any():
-                return True
-    return False
+    terms = (term for of_row in _linear_terms(x).values() for term in of_row)
+    features = (term.index % term.base.shape[-1] for term in terms)
+    return any((feature != feature.take([0], axis)).any() for feature in features)
 
 
 def _extends(term: Term, axis: int, shape: tuple[int, ...]) -> bool | None:

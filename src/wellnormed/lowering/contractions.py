@@ -24,16 +24,14 @@ from wellnormed.lowering.patterns import Lowering, Stated, entrywise
 from wellnormed.proof.value import Value
 
 Y = Anything("y")
-_ABOVE = "gt ge"
-_BELOW = "lt le"
-_WHERE = "where"
+_ABOVE, _BELOW = "gt ge", "lt le"
 
 
 def _chosen(lesser: bool) -> tuple[Op, ...]:
     """The larger or the lesser of x and y, where x depends on the input."""
     above, below = (_BELOW, _ABOVE) if lesser else (_ABOVE, _BELOW)
     return tuple(
-        op(_WHERE, op(names, *order), a, b)
+        op("where", op(names, *order), a, b)
         for order in ((X, Y), (Y, X))
         for names, (a, b) in ((above, order), (below, order[::-1]))
     )

@@ -11,6 +11,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -90,15 +91,10 @@ def tables_of(positions: Tensor) -> tuple[int, list[Table]] | None:
             offset += table[0]
             compact.append(stride)
         else:
-            compact.append([-1 if t is None else offset_free for t, offset_free in _shifted(table)])
-            offset += min(t for t in table if t is not None)
+            least = min(t for t in table if t is not None)
+            offset += least
+            compact.append([-1 if t is None else t - least for t in table])
     return offset, compact
-
-
-def _shifted(table: list[Any]) -> list[tuple[Any, int]]:
-    """Each entry of a table, and the entry minus the smallest one, which is added to the offset."""
-    least = min(t for t in table if t is not None)
-    return [(t, 0 if t is None else t - least) for t in table]
 
 
 def side_by_side(ledger: Ledger, xs: Sequence[Value], place: Callable[[list[Tensor]], Tensor]) -> Value:
@@ -134,15 +130,10 @@ def _in_place(ledger: Ledger, xs: Sequence[Value], total: Value) -> Value:
     present = [np.any([term.index >= 0 for term in x.terms], axis=0) for x in xs if x.terms]
     if np.sum(present, axis=0).max() > 1:
         return total
-    if not all(map(_exact, xs)):
-        with ledger.executing(None):
-            return ledger.least(total, _contracted(ledger, xs, total.shape))
-    return ledger.least(total, _contracted(ledger, xs, total.shape))
-
-
-def _contracted(ledger: Ledger, xs: Sequence[Value], shape: tuple[int, ...]) -> Value:
-    arguments = ledger.move("add", [_argument(ledger, x) for x in xs], shape, {}, roundings=0)
-    return ledger.derive("contraction", [(arguments, inner_axes(arguments))], shape=shape, roundings=0)
+    with nullcontext() if all(map(_exact, xs)) else ledger.executing(None):
+        x = ledger.move("add", [_argument(ledger, each) for each in xs], total.shape, {}, roundings=0)
+        contracted = ledger.derive("contraction", [(x, inner_axes(x))], shape=total.shape, roundings=0)
+    return ledger.least(total, contracted)
 
 
 def _exact(x: Value) -> bool:

@@ -20,7 +20,6 @@ from wellnormed.lowering.rounding import rounds
 from wellnormed.program.operation import family_of
 from wellnormed.proof.value import Value
 
-_DIV = "div"
 _OVER, _EPS, _CORRECTION = Anything("dims"), Number("eps"), Anything("correction")
 
 
@@ -28,7 +27,7 @@ def _by(x: Any, divisor: Any) -> tuple[Op, ...]:
     """`x / divisor`, in the forms in which it is written."""
     wide = op("expand_as.default", divisor, X), op("expand.default", divisor, Anything("shape"))
     inverse = op("reciprocal.default", divisor)
-    return op(_DIV, x, (divisor, *wide)), mul(x, (inverse, mul(inverse, 1)))
+    return op("div", x, (divisor, *wide)), mul(x, (inverse, mul(inverse, 1)))
 
 
 def _by_root(x: Any, squared: Any) -> tuple[Op, ...]:
@@ -50,12 +49,12 @@ _SUM = op("sum.dim_IntList", SQUARE, _OVER, True, rest="sum_rest")
 _LENGTH = op("linalg_vector_norm.default", X, 2, _OVER, True, rest="norm_rest"), op("sqrt.default", _SUM)
 _INVERSE = op("reciprocal.default", _LENGTH)
 _RADIAL = mul(X, op("clamp.default", (mul(_INVERSE, Number("radius")), _INVERSE), None, 1))
-_SHARED = mul(_LENGTH, Number("share")), op(_DIV, _LENGTH, Number("count")), _LENGTH
+_SHARED = mul(_LENGTH, Number("share")), op("div", _LENGTH, Number("count")), _LENGTH
 _UNIT = _by(X, (op("clamp_min.default clamp.default", _LENGTH, _EPS), add(_SHARED, _EPS)))
 _CENTRED = op("sub", X, op("mean.dim", X, _OVER, True, rest="mean_rest"))
 _CUBE = (op("pow.Tensor_Scalar", X, 3), mul(mul(X, X), X))
 _TANH = op("tanh.default", mul(add(X, mul(_CUBE, 0.044715)), math.sqrt(2 / math.pi)))
-_ERF = op("erf.default", (op(_DIV, X, math.sqrt(2)), mul(X, 1 / math.sqrt(2)), mul(X, math.sqrt(0.5))))
+_ERF = op("erf.default", (op("div", X, math.sqrt(2)), mul(X, 1 / math.sqrt(2)), mul(X, math.sqrt(0.5))))
 _SIGMOID = op("sigmoid.default", (mul(X, Number("steepness")), X))
 
 
@@ -146,10 +145,7 @@ PATTERNS: list[tuple[Any, Lowering]] = [
         Stated(lambda ledger, f: to_unit(ledger, f["x"], f["dims"], f["eps"], f.get("share", 1 / f.get("count", 1.0)))),
     ),
     (_by(X, add(op("sqrt.default", _MEAN_SQUARE), _EPS)), Stated(_by_mean_square)),
-    (
-        op(_DIV, X, add(op("abs.default", X), 1)),
-        Stated(lambda ledger, f: apply(ledger, "softsign", f["x"], stored=True)),
-    ),
+    (op("div", X, add(op("abs.default", X), 1)), entrywise("softsign")),
     (_LEAKY, Stated(lambda ledger, f: apply(ledger, "leaky_relu", f["x"], f["slope"]))),
     (_gated(_TANH), entrywise("gelu_tanh")),
     (_gated(_ERF), entrywise("gelu")),

@@ -24,11 +24,10 @@ from wellnormed.proof.value import Value
 
 _MASK, _CHOICE, _BIAS, _DIM = (Anything(name) for name in ("mask", "choice", "bias", "dim"))
 _FILL = (-math.inf, op("scalar_tensor.default", -math.inf, rest="settings"))
-_WHERE = "where"
 _HIDDEN = (
     op("masked_fill", X, _MASK, _FILL),
-    op(_WHERE, _MASK, _FILL, X),
-    op(_WHERE, _CHOICE, X, _FILL),
+    op("where", _MASK, _FILL, X),
+    op("where", _CHOICE, X, _FILL),
     op("add", X, _BIAS),
 )
 _SOFTMAX = op("softmax", _HIDDEN, _DIM, rest="rest")
@@ -44,11 +43,9 @@ def _visible(ledger: Ledger, f: Mapping[str, Any]) -> tuple[Value, Tensor]:
     if isinstance(mask, Stored):
         visible = mask.tensor != -math.inf if "bias" in f else mask.tensor.bool() ^ ("mask" in f)
     if "bias" in f:
-        hides = not bool(visible.all())
-        shown = mask
-        if hides:
-            shown = ledger.computed(f"{mask.name} or 0", mask.tensor.where(visible, 0.0), made_of=[mask])
-        x = add(ledger, x, shown)
+        if not bool(visible.all()):
+            mask = ledger.computed(f"{mask.name} or 0", mask.tensor.where(visible, 0.0), made_of=[mask])
+        x = add(ledger, x, mask)
     shape = torch.broadcast_shapes(x.shape, visible.shape)
     x, visible = moves.spread(ledger, x, shape), visible.expand(shape)
     if not bool(visible.sum(axes_of(x, f["dim"])).all()):

@@ -161,11 +161,8 @@ class Walk(Interpreter):
         records = {node: record_of(node) for node in operations if node.target is not operator.getitem}
         without = [n for n, r in records.items() if n not in bounded and (r is None or not r.bounded)]
         names = ", ".join(dict.fromkeys(packet(node) for node in without))
-        return (
-            f" ({len(records) - len(without)} of {len(records)} operations have a bound; without one: {names})"
-            if names
-            else ""
-        )
+        count = f"{len(records) - len(without)} of {len(records)} operations"
+        return names and f" ({count} have a bound; without one: {names})"
 
     def _pattern(self, node: fx.Node) -> tuple[Any, dict[str, Any]] | None:
         if node.op != "call_function" or node not in self.dependent:
@@ -280,13 +277,12 @@ class Walk(Interpreter):
             name = str(node.target)
             tensor, persistent = self.program.stored[name]
             self.ledger.where = f"tensor `{name}`"
-            stored = Stored(name, tensor.detach(), computed=not persistent)
             if persistent:
+                stored = self.stored[name] = Stored(name, tensor.detach())
                 self.ledger.require_stored(stored)
-                self.stored[name] = stored
             if name in self.ledger.promises:
                 return Stored(name, torch.full((), torch.nan, dtype=tensor.dtype).expand(tensor.shape))
-            return stored if persistent else self.ledger.computed(name, stored.tensor)
+            return self.stored[name] if persistent else self.ledger.computed(name, tensor.detach())
         name, example = self.program.inputs[node.name]
         self.ledger.where = f"input `{name}`"
         if node not in self.dependent:
@@ -419,11 +415,7 @@ def proved_again(walk: Walk, promises: Mapping[str, Promise]) -> Proof:
 
 def plain_tree(tree: Any) -> Any:
     """The arguments of an operation, with every `Stored` replaced by its tensor."""
-    return torch.utils._pytree.tree_map(
-        lambda each: each.tensor if isinstance(each, Stored) else each,
-        tree,
-        is_leaf=lambda each: isinstance(each, Stored),
-    )
+    return tree_map(lambda each: each.tensor if isinstance(each, Stored) else each, tree)
 
 
 def _transposes(node: fx.Node, arguments: tuple, keywords: Mapping[str, Any]) -> bool:
@@ -439,11 +431,7 @@ def _looks_up_rows(node: fx.Node, table: Tensor, others: Sequence[Any]) -> bool:
         return False
     width = table.shape[1]
     places: Tensor = node.target(torch.arange(table.numel()).view(table.shape), *others)  # type: ignore[operator]
-    return (
-        places.shape[-1] == width
-        and bool((places % width == torch.arange(width)).all())
-        and bool((places // width == places[..., :1] // width).all())
-    )
+    return torch.equal(places, places[..., :1] // width * width + torch.arange(width))
 
 
 def _keeps_vectors(positions: Any, vector: Sequence[int]) -> bool:

@@ -26,9 +26,8 @@ def apply(ledger: Ledger, function: str, x: Value, *numbers: float, stored: bool
     )  # fmt: skip
 
 
-for _name in ("relu", "abs", "relu6", "tanh", "sin", "cos", "atan", "asinh", "sigmoid", "hardsigmoid", "hardswish"):
-    operation(f"aten.{_name}.default", executed=True)(lambda ledger, x, name=_name: apply(ledger, name, x))
-for _name in ("erf", "silu", "mish", "log_sigmoid"):
+_OF_ONE_NAME = "relu abs relu6 tanh sin cos atan asinh sigmoid hardsigmoid hardswish erf silu mish log_sigmoid"
+for _name in _OF_ONE_NAME.split():
     operation(f"aten.{_name}.default", executed=True)(lambda ledger, x, name=_name: apply(ledger, name, x))
 
 
