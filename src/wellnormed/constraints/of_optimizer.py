@@ -40,6 +40,7 @@ from wellnormed.constraints.weights import (
 )
 from wellnormed.norms import Norm
 from wellnormed.parallel import Placement
+from wellnormed.parallel.layout import local
 from wellnormed.parallel.placement import in_buckets
 from wellnormed.proof.decimals import shown
 from wellnormed.routing.patterns import bare_names
@@ -102,6 +103,7 @@ class Constraints:
         self._still: set[str] = set()  # the parameters whose coming step has length 0
         self._resumed: dict[str, float] = {}  # the bounds of a state, for weights that are loaded after it
         self._hooks: tuple[RemovableHandle, ...] = ()
+        self._left: dict[str, Tensor] | None = None  # copies of the weights after a step, if a wrapper is swept after
         self._place()
         enforcing.check(constrained, self._steps)
         enforcing.project(constrained, self._placement, prove)
@@ -323,9 +325,15 @@ class Constraints:
         acting = [c for c in acting if c.name not in unmoved or c.constraint.acts_at_rest]
         enforcing.apply(acting, self._seen, self._placement)
         self._remember()
+        if self._left is not None:
+            self._left = {c.name: local(c.parameter).detach().clone() for c in self._constrained}
 
     def sweep_after(self, wrapper: torch.optim.Optimizer) -> None:
-        """Bring back what a wrapper without hooks, as a Lookahead is, writes after the steps of this optimizer."""
+        """Bring back what a wrapper without hooks, as a Lookahead is, writes after the steps of this optimizer.
+
+        Values are compared, since many such wrappers write through `parameter.data`, which torch does not count.
+        """
+        self._left = {}
         own = vars(wrapper).get("step")  # which schedulers of torch set
 
         @functools.wraps(own or type(wrapper).step)
@@ -339,7 +347,12 @@ class Constraints:
 
     def sweep(self) -> None:
         """Bring back what an optimizer's own `step` has written around, or in place of, that of this library."""
-        if written := [c for c in self._constrained if c.change() == WRITTEN]:
+        changes, left = self.changes(), self._left or {}
+        for c in self._constrained if left else ():
+            if changes[c.name] != WRITTEN and not torch.equal(left[c.name], local(c.parameter)):
+                changes[c.name] = WRITTEN
+        changes = self._agree(changes) if left else changes
+        if written := [c for c in self._constrained if changes[c.name] == WRITTEN]:
             self._take_over(written)
             self._remember()
 
