@@ -63,6 +63,17 @@ def test_a_batch_norm_after_a_convolution_is_bounded_as_both_fused(first: nn.Mod
         wn.verify(certificate, changed)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("first", [[nn.Conv2d(3, 3, 3)], []], ids=["convolution", "alone"])
+def test_overwriting_results_of_batch_norm_changes_no_bound(dtype: torch.dtype, first: list[nn.Module]) -> None:
+    norm = nn.BatchNorm2d(3)
+    nn.init.normal_(norm.weight)
+    models = [nn.Sequential(*first, norm, nn.ReLU(inplace)).eval().to(dtype) for inplace in (False, True)]
+    each = [wn.certify(model, torch.zeros(1, 3, 4, 4).to(dtype)) for model in models]
+    assert each[0].lipschitz == each[1].lipschitz
+    assert each[0].forward_error == each[1].forward_error
+
+
 def test_patches_before_a_batch_norm_are_bounded_apart() -> None:
     patches = nn.Sequential(nn.Conv2d(3, 4, 2, 2), nn.BatchNorm2d(4)).eval()
     assert "convolution" not in {row.operation for row in wn.certify(patches, torch.zeros(1, 3, 6, 6)).rows}

@@ -96,9 +96,16 @@ def _standardized(ledger: Ledger, f: Mapping[str, Any], squared: bool) -> Value:
 
 
 _CONVOLUTIONS = " ".join(f"conv{n}d.{padding}" for n in (1, 2, 3) for padding in ("default", "padding"))
-_NORM = (*map(Anything, ("gain", "offset", "mean", "variance")), False, Anything("momentum"), Number("eps"))
-_NORMALIZED = op(
-    "batch_norm.default", op(_CONVOLUTIONS, X, Anything("kernel"), rest="settings"), *_NORM, Anything("cudnn")
+_CONVOLVED = op(_CONVOLUTIONS, X, Anything("kernel"), rest="settings")
+_STATISTICS = _CONVOLVED, *map(Anything, ("gain", "offset", "mean", "variance"))
+_SETTINGS = Anything("momentum"), Number("eps")
+_NORMALIZED = (
+    op("batch_norm.default", *_STATISTICS, False, *_SETTINGS, Anything("cudnn")),
+    # as recorded of models that overwrite results, for example by `nn.ReLU(inplace=True)`
+    Op(
+        ("<built-in function getitem>",),
+        (op("_native_batch_norm_legit_no_training.default", *_STATISTICS, *_SETTINGS), 0),
+    ),
 )
 _SLOPED = mul(X, Number("slope"))
 _LEAKY = tuple(

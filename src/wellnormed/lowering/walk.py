@@ -94,7 +94,7 @@ class Walk(Interpreter):
         nodes = self.needed(self.program.result)
         for node in nodes:
             self.ledger.where, self.ledger.name = place(node), self._name(node)
-            self.ledger.dtype = getattr(node.meta.get("val"), "dtype", torch.float32)
+            self.ledger.dtype = next((each.dtype for each in tensors_of(node.meta.get("val"))), torch.float32)
             self.ledger.executed, self.ledger.beside = self._executed(node), 0.0
             try:
                 with refusing(self._unforeseen):
