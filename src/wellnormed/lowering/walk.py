@@ -23,11 +23,10 @@ from wellnormed.lowering.operations.source import embedding, source
 from wellnormed.lowering.patterns import PATTERNS, Stated, attention_of, spelled_attention
 from wellnormed.lowering.rounding import rounded, rounds
 from wellnormed.lowering.softmaxes import SOFTMAXES
-from wellnormed.program.constants import compute, draws
+from wellnormed.program.constants import compute, draws, is_stored
 from wellnormed.program.dependence import reached, repeats
 from wellnormed.program.domain import Domain
 from wellnormed.program.errors import DRAWS, UncertifiableError, refusing
-from wellnormed.program.interpreter import Interpreter, is_stored
 from wellnormed.program.operation import PLACING, family_of, kind_of, name_of, packet, record_of
 from wellnormed.program.places import first_line, owner, place
 from wellnormed.program.program import Program, tensors_of
@@ -44,7 +43,7 @@ def _coarsest(nodes: Iterable[fx.Node]) -> Executed | None:
     return Executed(known[-1]) if known and len(known) == len(named) and not named >= {"float16", "bfloat16"} else None
 
 
-class Walk(Interpreter):
+class Walk:
     """Bounds, in order of execution, every node of a program that its result is computed from.
 
     Args:
@@ -65,7 +64,7 @@ class Walk(Interpreter):
         apart: bool = False,
         arithmetic: Arithmetic | None = ANY_ORDER,
     ) -> None:
-        super().__init__(program)
+        self.program, self.depends = program, program.depends
         self._improved, self._plain = improved or {}, dict[Value, Value]()
         self.ledger = Ledger(radius, promises, apart, arithmetic)
         self.values: dict[fx.Node, Any] = {}
@@ -98,7 +97,8 @@ class Walk(Interpreter):
             self.ledger.executed, self.ledger.beside = self._executed(node), 0.0
             try:
                 with refusing(self._unforeseen):
-                    self.interpret([node], self.values)
+                    operands = fx.node.map_arg(self.operands(node), self.values.__getitem__)
+                    self.values[node] = self.evaluate(node, operands)
             except UncertifiableError as error:
                 raise UncertifiableError(f"{error}{self._alone(node)}{self._coverage(nodes)}") from error.__cause__
         result = self.values.get(self.program.result)
@@ -179,11 +179,22 @@ class Walk(Interpreter):
         """The arguments of a node, or the bindings of its pattern; `new_zeros` and the like get only a shape."""
         if node in self.patterns:
             return self.patterns[node][1]
-        record = record_of(node)
-        if record is None or not record.makes or node.args[0] not in self.dependent:
-            return super().operands(node)
-        shaped = Value("", tuple(node.args[0].meta["val"].shape), ())  # type: ignore[union-attr]
-        return node.target, (shaped, *node.args[1:]), dict(node.kwargs)
+        record, arguments = record_of(node), node.args
+        if record is not None and record.makes and arguments[0] in self.dependent:
+            shaped = Value("", tuple(arguments[0].meta["val"].shape), ())  # type: ignore[union-attr]
+            arguments = (shaped, *arguments[1:])  # pyrefly: ignore[bad-assignment]
+        return node.target, arguments, dict(node.kwargs)
+
+    def needed(self, result: fx.Node) -> list[fx.Node]:
+        """The nodes that a result is computed from, in order of execution, and the result."""
+        found = reached(result, self.sources)
+        return [node for node in self.program.nodes if node in found]
+
+    def sources(self, node: fx.Node) -> list[fx.Node]:
+        """The nodes among the operands of a node."""
+        nodes: list[fx.Node] = []
+        fx.node.map_arg(self.operands(node), nodes.append)
+        return nodes
 
     def evaluate(self, node: fx.Node, operands: Any) -> Any:
         """A `Value` for a tensor that depends on the certified input, a `Stored` or a plain value for a constant."""
@@ -198,7 +209,7 @@ class Walk(Interpreter):
         return improved
 
     def _evaluated(self, node: fx.Node, operands: Any) -> Any:
-        if node.op == "placeholder" or is_stored(node, self.program):
+        if node.op == "placeholder" or is_stored(self.program, node):
             return self._tensor(node)
         if node in self.patterns:
             return self._checked(node, self.patterns[node][0](self.ledger, operands))
@@ -298,7 +309,7 @@ class Walk(Interpreter):
         swapped = matrix and _transposes(node, *plain)
         moves = kind_of(node) in ("move", "copy", "lookup") and not rounds(node)
         moved: Any = node.target(positions, *plain[0][1:], **plain[1]) if parameter and moves else None  # type: ignore[operator]
-        result, parts = compute(node, *plain), isinstance(moved, list | tuple)
+        result, parts = compute(self.program, node, *plain), isinstance(moved, list | tuple)
         carried = parts or (isinstance(result, Tensor) and result.is_floating_point())
         operands = [each for each in tree_leaves((arguments, dict(keywords))) if isinstance(each, Stored)]
         if not (kind_of(node) in _CARRYING and carried):

@@ -1,6 +1,6 @@
 """Operations that do not depend on the certified variable: they are computed as the model computes them."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -8,6 +8,14 @@ from torch import fx
 from wellnormed.program.errors import DRAWS, UncertifiableError
 from wellnormed.program.operation import kind_of
 from wellnormed.program.places import place
+
+if TYPE_CHECKING:
+    from wellnormed.program.program import Program
+
+
+def is_stored(program: "Program", node: fx.Node) -> bool:
+    """Whether a node is a stored tensor of the program; other attributes are graphs within the graph."""
+    return node.op == "get_attr" and str(node.target) in program.stored
 
 
 def draws(node: fx.Node) -> bool:
@@ -18,14 +26,16 @@ def draws(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def compute(node: fx.Node, arguments: Any, keywords: Any) -> Any:
+def compute(program: "Program", node: fx.Node, arguments: Any, keywords: Any) -> Any:
     """The result of a node that does not depend on the certified input, as the model computes it.
 
     Raises:
         UncertifiableError: It draws random numbers, or runs a graph of its own.
     """
     if node.op == "get_attr":
-        raise UncertifiableError(f"{place(node)}: a graph within the graph is run; write its operations out")
+        if not is_stored(program, node):
+            raise UncertifiableError(f"{place(node)}: a graph within the graph is run; write its operations out")
+        return program.stored[str(node.target)].tensor.detach()
     if draws(node):
         raise UncertifiableError(f"{place(node)}: {DRAWS}")
     with torch.no_grad():

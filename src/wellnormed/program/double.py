@@ -103,9 +103,7 @@ class Writing:
         """A constant's value for the example, in the model's precision, as certificates use it."""
         if node.op == "placeholder":
             return self.program.inputs[node.name][1]
-        if node.op == "get_attr" and str(node.target) in self.program.stored:
-            return self.program.stored[str(node.target)].tensor.detach()
-        return compute(node, *fx.node.map_arg((node.args, dict(node.kwargs)), self._value))
+        return compute(self.program, node, *fx.node.map_arg((node.args, dict(node.kwargs)), self._value))
 
     def _value(self, node: fx.Node) -> Any:
         if node in self.program.depends.variable:  # only its shape counts

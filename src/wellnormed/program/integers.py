@@ -8,16 +8,14 @@ from torch import Tensor, fx
 
 from wellnormed.program.constants import compute
 from wellnormed.program.dependence import fixing, reached, values_read
-from wellnormed.program.interpreter import Interpreter, is_stored
 from wellnormed.program.program import Program, tensors_of
 
 
-class Integers(Interpreter):
+class Integers:
     """Computes the nodes of a program that depend on integers alone, for one sample at a time."""
 
     def __init__(self, program: Program) -> None:
-        super().__init__(program)
-        depends = self.depends
+        self._program, depends = program, program.depends
         used = {node for node in program.nodes if node in reached(program.result, lambda node: node.all_input_nodes)}
         self.lookups = [node for node in program.nodes if node in depends.lookups and node in used]
         """The lookups that the result depends on, in order of execution."""
@@ -27,13 +25,6 @@ class Integers(Interpreter):
         self._inputs = [node for node in program.nodes if node.op == "placeholder"]
         self._steps = [node for node in program.nodes if node in needed and node.op != "placeholder"]
 
-    def evaluate(self, node: fx.Node, operands: Any) -> Any:
-        """The value of a node, as the model computes it."""
-        if is_stored(node, self.program):
-            return self.program.stored[str(node.target)].tensor.detach()
-        _, arguments, keywords = operands
-        return compute(node, arguments, keywords)
-
     def constants(self, sample: Sequence[Tensor]) -> list[Tensor]:
         """The constants of a sample that operations on the certified variable use.
 
@@ -41,7 +32,9 @@ class Integers(Interpreter):
             Exception: Whatever an operation raises for these integers, such as an IndexError of a lookup.
         """
         values: dict[fx.Node, Any] = dict(zip(self._inputs, sample, strict=True))
-        self.interpret(self._steps, values)
+        for node in self._steps:
+            arguments, keywords = fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+            values[node] = compute(self._program, node, arguments, keywords)
         return [each for node in self._steps if node in self._kept for each in tensors_of(values[node])] + [
             value for node, value in values.items() if node in self._kept and node.op == "placeholder"
         ]
