@@ -65,6 +65,8 @@ class Cap(Constraint):
     """Whether the function brings back just so much as the last step may have added, and leaves nothing as it is."""
     looks_first: ClassVar[bool] = False
     """Whether the function leaves a weight within the aim as it is, so that a proof may come before it, by one look."""
+    bears_any: ClassVar[str] = "HardCap"
+    """A constraint to use in the place of this one where a step is longer than `longest_step`."""
     rounding: ClassVar[float] = 0.0
     """The share by which the aim is lower for weights that are then rounded to 16 bits; `stored_as` sets it."""
 
@@ -78,7 +80,7 @@ class Cap(Constraint):
 
     @property
     def longest_step(self) -> float:
-        """The norm of the longest step after which the constraint brings a weight back, but for rounding."""
+        """The norm of the longest step after which the constraint brings a weight back; a longer one is refused."""
         return math.inf
 
     def stored_as(self, dtype: torch.dtype) -> Self:
@@ -93,14 +95,12 @@ class Cap(Constraint):
         if not self.uses_update_norm:
             return
         step = self._require_update_norm(update_norm, name)
-        try:
-            _try(self, *self._work(step if self.every == 1 else step * (1 + UPDATE_ROOM) + _ROUNDING * self.cap))
-        except ValueError:
+        if not step <= self.longest_step:
             raise ValueError(
                 f"{type(self).__name__}({self.cap}) on {name!r}: a step of norm {shown(step, '.4g')} (rate x "
                 f"radius x overshoot) is too long for it, which bears {shown(self.longest_step, '.4g', up=False)}; "
-                "lower the learning rate, or use HardCap, which bears any step"
-            ) from None  # the function's own error speaks of its argument, a step per cap
+                f"lower the learning rate, or use {self.bears_any}, which bears any step"
+            )
 
     def project(self, weights: Tensor, norm: Norm) -> Tensor:
         if not self.tolerance and bool(norm.within(weights, self.cap).all()):
@@ -165,12 +165,6 @@ class Cap(Constraint):
     def __repr__(self) -> str:
         shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr and f.name != "every"]
         return f"{type(self).__name__}({', '.join(shown + [f'every={self.every}'] * (self.every > 1))})"
-
-
-@functools.lru_cache(maxsize=1024)
-def _try(constraint: Cap, aim: float, above: float) -> None:
-    """Raise what the function of a cap says of a step that is too long for it; once for each step that is not."""
-    constraint._cap(torch.zeros(1, 1, device="cpu"), aim, above)
 
 
 class _LooksFirst(Cap):
@@ -297,9 +291,8 @@ class SoftCap(Cap):
 
     @property
     def longest_step(self) -> float:
-        if self.every == 1:
-            return (SOFT_CAP_LIMIT - 1) * self.cap
-        return (SOFT_CAP_LIMIT - 1 - _ROUNDING) * self.cap / (1 + UPDATE_ROOM)
+        longest = ((SOFT_CAP_LIMIT - 1 - SLACK) * TARGET - 1e-9) * self.cap  # what `_work` and `_cap` make of a step
+        return longest if self.every == 1 else (longest - _ROUNDING * self.cap) / (1 + UPDATE_ROOM)
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         return matrix.soft_cap(slices, matrix.soft_cap_strength(cap, update_norm + SLACK * cap))

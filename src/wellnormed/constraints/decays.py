@@ -13,7 +13,6 @@ from wellnormed._ranges import PART
 from wellnormed.constraints.base import SLACK, SpectralConstraint, State
 from wellnormed.constraints.caps import Cap
 from wellnormed.norms import Norm
-from wellnormed.proof.decimals import shown
 
 
 @dataclass(frozen=True)
@@ -30,15 +29,7 @@ class WeightDecay(Cap):
 
     @property
     def longest_step(self) -> float:
-        return self.cap
-
-    def check(self, norm: Norm, update_norm: float | None, name: str) -> None:
-        step = self._require_update_norm(update_norm, name)
-        if step > self.longest_step:
-            raise ValueError(
-                f"WeightDecay({self.cap}) on {name!r}: a step of norm {shown(step, '.4g')} is longer than the "
-                "cap: the decay would flip the weight's sign; lower the learning rate or use HardCap"
-            )
+        return self.cap  # where the decay leaves nothing
 
     def _cap(self, slices: Tensor, cap: float, update_norm: float) -> Tensor:
         return slices * max(0.0, 1 - update_norm / cap - SLACK)
