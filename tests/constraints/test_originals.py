@@ -1,6 +1,7 @@
 """A cap holds the parameter that it is on; where the layer makes its weight of that parameter, this is said."""
 
 import copy
+import pickle
 import re
 import warnings
 
@@ -40,9 +41,9 @@ def begun(foreign, before=lambda layer: None):
     return model, optimizer, lambda: wn.constrain(optimizer, {f"0.{n}": wn.HardCap(0.5) for n in names}, norms=model)
 
 
-def step(model, optimizer):
+def step(model, optimizer, x=torch.ones(2, 6)):  # noqa: B008
     optimizer.zero_grad()
-    model(torch.ones(2, 6)).sum().backward()
+    model(x).sum().backward()
     optimizer.step()
 
 
@@ -122,6 +123,70 @@ def test_a_constant_is_refused_for_another_program_before_the_step(name):
         with pytest.raises(ValueError, match=f"constant 20 is proved for the model {said}"):
             step(model, optimizer)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+class Counting(nn.Module):
+    """Its plain attributes change in every call; the slope is one of them, and the function another."""
+
+    def __init__(self):
+        super().__init__()
+        self.slope, self.calls, self.bend = 0.5, 0, torch.relu
+
+    def forward(self, x):
+        self.calls += 1
+        return self.slope * self.bend(x)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(6, 18, bias=False)
+
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(*self.qkv(x).chunk(3, -1))
+
+
+CODE = {
+    "slope": lambda each: setattr(each, "slope", 5.0),
+    "bend": lambda each: setattr(each, "bend", torch.abs),
+    "forward": lambda each: setattr(each, "forward", lambda x: 5 * x),
+    "_forward_hooks": lambda each: each.register_forward_hook(lambda layer, inputs, result: 5 * result),
+    "_forward_pre_hooks": lambda each: each.register_forward_pre_hook(lambda layer, inputs: 5 * inputs[0]),
+}
+
+
+@pytest.mark.parametrize("asked", ["lipschitz", "largest_logit"])
+@pytest.mark.parametrize("name", CODE)
+def test_a_constant_is_refused_for_other_code_before_the_step(name, asked):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), Counting(), Attention())
+    optimizer = wn.Scion(model, lr=0.1)
+    constraints = wn.constrain(optimizer, example_input=torch.randn(2, 3, 6), **{asked: 20.0})
+    for _ in range(2):
+        step(model, optimizer, torch.ones(2, 3, 6))
+        model[1].notes = f"what changes nothing: {model[1].calls}"
+        model[1].register_full_backward_hook(lambda *_: None)
+    CODE[name](model[1])
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=rf"20 is proved for the model as it was, and 1\.{name} is another one now"):
+        step(model, optimizer, torch.ones(2, 3, 6))
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    constraints.remove()
+    step(model, optimizer, torch.ones(2, 3, 6))
+
+
+@pytest.mark.parametrize("kept", [lambda o, c: o, lambda o, c: c], ids=["optimizer", "constraints"])
+def test_a_constant_has_copies_and_no_pickle(kept):
+    model, optimizer, _ = begun(False)
+    constraints = wn.constrain(optimizer, lipschitz=0.5, example_input=torch.randn(2, 6))
+    with pytest.raises(ValueError, match=r"of the constant.*no pickle; save state_dict"):
+        pickle.dumps(kept(optimizer, constraints))
+    model, optimizer, constraints = copy.deepcopy((model, optimizer, constraints))
+    step(model, optimizer)
+    assert wn.certify(model, torch.randn(2, 6)).lipschitz <= 0.5
+    model[0].forward = lambda x: 9 * x
+    with pytest.raises(ValueError, match=r"0\.forward is another one now"):
+        step(model, optimizer)
 
 
 def test_a_constant_reads_what_a_layer_makes_of_its_originals():

@@ -1,8 +1,6 @@
 """Find caps that bound a number of the model, and attach them: `constrain(lipschitz=...)` and `largest_logit=...`."""
 
-import contextlib
-import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +10,6 @@ from torch import nn
 
 from wellnormed._devices import default_on_cpu
 from wellnormed._inputs import require_numbers
-from wellnormed._modes import evaluating
 from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
 from wellnormed.certificates.arguments import example_of, unwrapped
 from wellnormed.certificates.budget import Budget, caps_of_constant, in_both
@@ -22,7 +19,7 @@ from wellnormed.certificates.printing import only_relu
 from wellnormed.certificates.promising import any_entries, promise_of
 from wellnormed.certificates.proved_caps import layers_with, refuse_training
 from wellnormed.certificates.sizes import UNITS, Unit, entries_of, slope
-from wellnormed.certificates.within import Capped, Within, constant_of
+from wellnormed.certificates.within import Capped, Within, constant_of, evaluated_on_cpu
 from wellnormed.constraints import ColumnCap, Constraint, Constraints, HardCap
 from wellnormed.constraints.caps import EntryCap
 from wellnormed.constraints.matching import attach, matched, norms_of, require_finite
@@ -86,7 +83,7 @@ def constrain_to(
     kinds: dict[str, type[HardCap | ColumnCap | EntryCap]] = {}
     norms_now: dict[str, float] = {}
     start: dict[str, float] = {}
-    with _evaluating(model) as evaluated:
+    with evaluated_on_cpu(model) as evaluated:
 
         def bound(program: Program) -> None:
             capped, promises = {}, {}
@@ -158,13 +155,3 @@ def _require_all(optimizer: torch.optim.Optimizer, model: nn.Module, program: Pr
             "constrain: lipschitz= needs all trained parameters of the model in one optimizer, which lacks "
             f"{', '.join(others)}; add or freeze them"
         )
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in evaluation mode, on the CPU: itself, or a copy where it lies elsewhere."""
-    if any(each.device.type != "cpu" for each in (*model.parameters(), *model.buffers())):
-        yield copy.deepcopy(model).cpu().eval()
-        return
-    with evaluating(model):
-        yield model

@@ -1,10 +1,12 @@
 """Caps within which a number of the model is proved: what `constrain(lipschitz=)` and `largest_logit=` share."""
 
+import copy
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +26,8 @@ class ProvedCaps(Constraints):
 
     The proof uses the values of frozen parameters and buffers, and is repeated when these were written. A step that
     would move one of them is refused, and so is a step after a module or parameter of the model was replaced, as by a
-    parametrization.
+    parametrization, or after plain values, functions or hooks of its modules were, if the model then computes something
+    else.
 
     Args:
         optimizer, constrained, left_out, prove, model: As for `Constraints`.
@@ -52,6 +55,7 @@ class ProvedCaps(Constraints):
         self._caps = {name: torch.tensor(cap, dtype=torch.float64) for name, cap in caps.items()}
         super().__init__(optimizer, constrained, left_out, prove, model)
         self._members, self._layers = self._found(), layers_with(self._statistics(), self._model())
+        self._code, self._idle = code_of(self._model()), set[tuple[str, str]]()
 
     def _statistics(self) -> list[Tensor]:
         return [self._fixed[name][0] for name in self._within.statistics() & self._fixed.keys()]
@@ -73,6 +77,7 @@ class ProvedCaps(Constraints):
         if self._model_changed():
             self._require_same_model()
         refuse_training(self._layers)
+        self._require_same_code()
         self._require_fixed(optimizer)
         self._require_proved()
         super().before(optimizer, changes)
@@ -128,6 +133,24 @@ class ProvedCaps(Constraints):
         self._fixed = {name: (buffers.get(name, tensor), seen) for name, (tensor, seen) in self._fixed.items()}
         self._layers = layers_with(self._statistics(), model)
 
+    def _require_same_code(self) -> None:
+        """Capture the model again if its code may be another one, and refuse one that computes something else.
+
+        What has changed without a consequence, as a count of calls does, may change again.
+        """
+        if (found := code_of(model := self._model())) == self._code:
+            return
+        known, self._code = self._code, found
+        changed = {key for key in {**known, **found} if found.get(key) != known.get(key)} - self._idle
+        if not changed or model is None or self._within.is_of(model):
+            self._idle |= changed
+            return
+        self._code = known
+        raise ValueError(
+            f"{self._number} is proved for the model as it was, and {', '.join(map('.'.join, sorted(changed)[:3]))} is "
+            "another one now; put the old one back, or call remove() and constrain again"
+        )
+
     def _require_proved(self) -> None:
         """Refuse a step if the constant is not proved for the values that frozen tensors have now."""
         if not (written := self._refresh()):
@@ -140,13 +163,25 @@ class ProvedCaps(Constraints):
             )
         self._see()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ValueError(
+            f"constraints of the {self.what} hold the graph of a model, which has no pickle; save state_dict() of the "
+            "model, the optimizer and the constraints, and call constrain again before they are loaded"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copied = memo[id(self)] = object.__new__(type(self))
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return copied
+
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_members", "_layers")
+        left = ("_members", "_layers", "_code")
         return {name: value for name, value in super().__getstate__().items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._members, self._layers = self._found(), layers_with(self._statistics(), self._model())
+        self._code = code_of(self._model())
 
     def _keeps(self, caps: Caps) -> bool:
         return self._within.constant(caps) <= Decimal(self._asked)
@@ -162,6 +197,26 @@ class ProvedCaps(Constraints):
                 self._caps[c.name].fill_(caps[c.name])
                 assert isinstance(c.constraint, Cap)
                 c.constraint = replace(c.constraint, cap=caps[c.name])
+
+
+_PLAIN = frozenset({bool, int, float, str, type(None), tuple})
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+
+
+def code_of(model: nn.Module | None) -> dict[tuple[str, str], Any]:
+    """Module and attribute -> a plain value, or the identities of functions and hooks, on which results may depend."""
+    found: dict[tuple[str, str], Any] = {}
+    for name, module in () if model is None else model.named_modules():
+        for key, value in vars(module).items():
+            if (kind := type(value)) in _PLAIN:
+                found[name, key] = value
+            elif kind is OrderedDict or kind is dict:
+                if value and key in _HOOKS:
+                    found[name, key] = [*map(id, value.values())]
+            elif callable(value) and not isinstance(value, nn.Module):
+                found[name, key] = id(value)
+        found[name, "training"] = None  # which training changes
+    return found
 
 
 def layers_with(statistics: Iterable[Tensor], model: nn.Module | None) -> list[weakref.ref[nn.Module]]:

@@ -3,18 +3,21 @@
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
 import torch
 from torch import Tensor, fx, nn
 
+from wellnormed._modes import evaluating
+from wellnormed.certificates.arguments import unwrapped
 from wellnormed.certificates.certifying import promised
 from wellnormed.certificates.promising import any_entries, promise_of
 from wellnormed.certificates.sizes import Unit, entries_of, slope
 from wellnormed.lowering.walk import Walk, proved_again, walked
 from wellnormed.norms import Norm
+from wellnormed.program.capturing import capture
 from wellnormed.program.domain import Box, Domain
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.program.operation import record_of
@@ -218,6 +221,16 @@ class Within:
         """The largest distance of two inputs of the domain, in RMS of a group."""
         return self._domain.high - self._domain.low if isinstance(self._domain, Box) else 2 * self._domain
 
+    def is_of(self, model: nn.Module) -> bool:
+        """Whether a model executes the operations of the program, as it is now."""
+        own = self._program
+        with evaluated_on_cpu(unwrapped(model)) as evaluated:
+            example, whole = own.call(own.given), not own.each_sample
+            now = capture(evaluated, example, own.output, whole_batch=whole)
+        known, found = ({key: each.tensor for key, each in p.stored.items() if not each.persistent} for p in (own, now))
+        same = str(now.module.graph) == str(own.module.graph) and now.stored.keys() == own.stored.keys()
+        return same and known.keys() == found.keys() and all(torch.equal(known[key], found[key]) for key in known)
+
     def forget(self, names: Container[str]) -> None:
         """Replace the caps of these parameters by the bound of `any_entries`, which is no restriction."""
         for alias in [alias for alias, (name, _) in self._units.items() if name in names]:
@@ -254,3 +267,13 @@ def _times(unit: Promise, cap: float) -> Promise:
     """The promise of a cap, from the promise of the cap 1."""
     parts = (replace(each, size=math.nextafter(each.size * cap, math.inf)) for each in unit.parts)
     return replace(unit, parts=tuple(parts))
+
+
+@contextlib.contextmanager
+def evaluated_on_cpu(model: nn.Module) -> Iterator[nn.Module]:
+    """The model in evaluation mode, on the CPU: itself, or a copy where it lies elsewhere."""
+    if any(each.device.type != "cpu" for each in (*model.parameters(), *model.buffers())):
+        yield copy.deepcopy(model).cpu().eval()
+        return
+    with evaluating(model):
+        yield model
