@@ -51,6 +51,21 @@ def test_a_certificate_begins_with_its_sentence(model, example, says):
     assert len(repr(wn.lower_bound(certificate.program, steps=2))) < 80
 
 
+@pytest.mark.parametrize(
+    ("domain", "size", "has"),
+    [
+        ({}, 1.0, ""), ({}, 3.0, "vectors of RMS 3"), ({"radius": 3.0}, 3.0, ""), ({"radius": math.inf}, 3.0, ""),
+        ({"box": (0, 1)}, 1.0, ""), ({"box": (0, 1)}, 3.0, "entries from 0 to 3"),
+    ],
+)  # fmt: skip
+def test_an_example_outside_of_the_domain_is_said(domain, size, has):
+    x = torch.tensor([[0.0, 0.0], [size, size]])
+    certificate = wn.certify(nn.Linear(2, 3), (x,), **domain)
+    for text in (str(certificate), certificate.statement()):
+        said = re.findall(r"the example lies outside of the domain: `input.input` has (.*); pass radius= or box=", text)
+        assert said == [has] * bool(has)
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
 def test_a_bound_beyond_the_floats_keeps_its_digits_in_copies(copied):
     bound = copied(Bound(Decimal("1.5e400")))

@@ -33,6 +33,7 @@ def table(certificate: "Certificate") -> str:
         f"Lipschitz bound {short(certificate.lipschitz.exact)}  (log10 {log10}; {rms} from RMS to RMS)",
         f"norms: {certificate.norms}",
         f"domain: {certificate.domain}",
+        *_outside(certificate),
         f"proved of the captured program; {_briefly(certificate)}; statement() has all of it",
         rounding(certificate),
         *_change(certificate),
@@ -80,6 +81,7 @@ def statement(certificate: "Certificate") -> str:
             f"proof: {PROOF}",
             f"rounding: {rounding(certificate)}",
             *(f"change: {each}" for each in _change(certificate)),
+            *_outside(certificate),
             f"compared: {certificate.compared}",
             f"not compared: {', '.join(NOT_COMPARED)}",
         ]
@@ -182,6 +184,26 @@ def domain(certificate: "Certificate") -> str:
     fixed = [f"`{word(name)}` as in the example, lookups apart" for name in certificate.fixed]
     whole = "each sample of any batch" if certificate.each_sample else "the whole batch as one sample of fixed shape"
     return f"{whole}: {'; '.join(parts + fixed)}"
+
+
+def _outside(certificate: "Certificate") -> list[str]:
+    """A line for every input of the example, while it is known, that lies outside of the domain."""
+    program, rows = certificate.program, {row.name: row for row in certificate.inputs}
+    given = [] if program is None else zip(program.inputs.values(), program.given, strict=True)
+    found = []
+    for (name, _), tensor in given:
+        if (row := rows.get(f"input.{name}")) is None:
+            continue
+        limit, values = domain_of(row.constants), tensor.detach().double()
+        if isinstance(limit, Box):
+            low, high = values.min().item(), values.max().item()
+            inside, has = limit.low <= low and high <= limit.high, f"entries from {low:.4g} to {high:.4g}"
+        else:
+            size = values.square().mean(row.axes).sqrt().max().item()
+            inside, has = size <= limit * (1 + 1e-6), f"{_groups(row)} of RMS {size:.4g}"
+        if not inside:
+            found.append(f"the example lies outside of the domain: `{word(row.name)}` has {has}; pass radius= or box=")
+    return found
 
 
 def compared(certificate: "Certificate") -> str:
