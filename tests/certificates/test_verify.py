@@ -180,9 +180,9 @@ def test_a_certificate_is_of_one_model() -> None:
     model, certificate = matrix()
     require_same_model(certificate, model, torch.zeros(3))
     for other, message in (
-        (nn.Sequential(model), "operation '0.linear' of the model has name"),
-        (nn.Linear(3, 3, bias=False), "of the model uses"),
-        (nn.Sequential(nn.Linear(3, 3), nn.ReLU()), "executes 4 operations, the certificate has 3"),
+        (nn.Sequential(model), "operation '0.linear' has name '0.linear' of the model"),
+        (nn.Linear(3, 3, bias=False), "operation 'linear' uses"),
+        (nn.Sequential(nn.Linear(3, 3), nn.ReLU()), "operations are executed: 4 of the model, and 3"),
     ):
         with pytest.raises(CheckError, match=message):
             require_same_model(certificate, other, torch.zeros(3))
