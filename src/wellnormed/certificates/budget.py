@@ -70,13 +70,10 @@ class Budget(ProvedCaps):
         total, most = (sum(map(abs, each.values())) or 1.0 for each in (costs, saved))
         rows, caps = [("parameter", "constraint", "of log L", "of the loss")], self.caps()
         for name, text in self.shown().items():
-            pays = costs.get(name, 0.0) > 0
-            text = f"free up to {FREE:g}" if not pays and caps.get(name) == FREE else text
-            rows.append(
-                (name, text, f"{costs[name] / total:.0%}", f"{saved[name] / most:.0%}")
-                if pays
-                else (name, text, "", "")
-            )
+            if costs.get(name, 0.0) > 0:
+                rows.append((name, text, f"{costs[name] / total:.0%}", f"{saved[name] / most:.0%}"))
+            else:
+                rows.append((name, f"free up to {FREE:g}" if caps.get(name) == FREE else text, "", ""))
         rows += [(name, "none", "", why) for name, why in self._left_out.items()]
         moves = f"move every {self._every} steps" if self._every else "stay"
         head = f"Lipschitz constant at most {self._words}\nafter every step; caps {moves}"

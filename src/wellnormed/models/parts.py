@@ -36,6 +36,15 @@ def require_parts(parts: Path, checksums: Mapping[str, str], remedy: str) -> dic
     return facts
 
 
+def fill(tensors: dict[str, Tensor], parts: Path, alone: bool = True) -> None:
+    """Read the parts of a checkpoint into tensors, in place; unless this process is `alone`, a collective call."""
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # one process is alone
+        dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(parts)), no_dist=alone)
+
+
 def read_parts(parts: Path) -> dict[str, Tensor]:
     """The weights in the parts of a checkpoint, whole; damaged ones are a `ValueError`."""
     import torch.distributed.checkpoint as dcp
@@ -45,11 +54,8 @@ def read_parts(parts: Path) -> dict[str, Tensor]:
     require_parts(parts, sums, remedy)
     if list(sums) == [ALONE]:
         return {n.removeprefix(MODEL): t for n, t in load_file(parts / ALONE).items() if n.startswith(MODEL)}
-    reader = dcp.HuggingFaceStorageReader(str(parts))
-    stored: Any = reader.read_metadata().state_dict_metadata  # of tensors alone
+    stored: Any = dcp.HuggingFaceStorageReader(str(parts)).read_metadata().state_dict_metadata  # of tensors alone
     weights = [name for name in stored if name.startswith(MODEL)]
     tensors = {name: torch.empty(stored[name].size, dtype=stored[name].properties.dtype) for name in weights}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        dcp.load(tensors, storage_reader=reader, no_dist=True)
+    fill(tensors, parts)
     return {name.removeprefix(MODEL): tensor for name, tensor in tensors.items()}

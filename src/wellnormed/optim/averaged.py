@@ -10,7 +10,7 @@ from wellnormed._inputs import require_numbers
 from wellnormed._ranges import Range
 from wellnormed.optim.around import Around, stepping
 from wellnormed.optim.conditional_gradient import ConditionalGradient
-from wellnormed.optim.parts import Group
+from wellnormed.optim.parts import Group, evaluated
 from wellnormed.optim.saved_state import by_name
 from wellnormed.parallel.layout import Mark, local, mark
 
@@ -128,10 +128,7 @@ class Averaged(Around):
                 "Averaged: step() after eval(): the gradients are those of the average; call train() where the model's "
                 "train() is called"
             )
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         self._put_iterates()
         try:
             self.inner.step()

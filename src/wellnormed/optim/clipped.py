@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from wellnormed._inputs import require_numbers
 from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
 from wellnormed.optim.around import Around, stepping
-from wellnormed.optim.parts import Group
+from wellnormed.optim.parts import Group, evaluated
 from wellnormed.optim.validation import gradient_sizes, others, refuse_gradient, refuse_not_finite, warn_of_unmoved
 from wellnormed.parallel import Job, Placement
 from wellnormed.parallel.layout import local, local_parts
@@ -139,10 +139,7 @@ class Clipped(Around):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of the optimizer within, brought into the balls; returns the closure's value, or None."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         self._step()
         return loss
 

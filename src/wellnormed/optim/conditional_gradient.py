@@ -19,7 +19,7 @@ from wellnormed.optim import validation
 from wellnormed.optim.batch import Batch, Moved, Numbers, Part
 from wellnormed.optim.fallback import AdamWStep
 from wellnormed.optim.groups import Params, named, resolve, split
-from wellnormed.optim.parts import Direction, Group, StepRule, rule_of
+from wellnormed.optim.parts import Direction, Group, StepRule, evaluated, rule_of
 from wellnormed.optim.saved_state import admitted, restore_kept
 from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings, spelled_out
 from wellnormed.optim.table import notes, table
@@ -303,10 +303,8 @@ class ConditionalGradient(torch.optim.Optimizer):
         leaves it out.
         """
         self._index()  # which refuses settings before the closure runs
-        loss = None
+        loss = evaluated(closure)
         if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
             self._index()
         self._admit()
         self._warn_of_lost_decay()

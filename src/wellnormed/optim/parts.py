@@ -17,7 +17,7 @@ norm, so that a step is as long as the gradient is large (MD, proposition 1). `d
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -30,6 +30,14 @@ from wellnormed.norms import Norm
 Group = dict[str, Any]
 States = Mapping[Tensor, Mapping[str, Tensor]]
 """The optimizer's state: the tensors that it keeps for every parameter, by name."""
+
+
+def evaluated(closure: Callable[[], Any] | None) -> Any:
+    """The value of a closure, which computes the loss and its gradients; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 class Momentum(ABC):

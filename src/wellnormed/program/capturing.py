@@ -178,8 +178,7 @@ def _same_for_all(program: Program) -> bool:
     pairs = list(zip(program.batched, program.given, program.inputs.values(), strict=True))
     if not any(own and name in program.fixed and not bool((x == x[:1]).all()) for own, x, (name, _) in pairs):
         return True
-    integers = Integers(program)
-    first, *others = map(integers.constants, program.samples)
+    first, *others = map(Integers(program).constants, program.samples)
     return all(equal(first, each) for each in others)
 
 

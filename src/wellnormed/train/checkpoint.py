@@ -7,7 +7,6 @@ last, with the checksum of every file.
 import hashlib
 import inspect
 import shutil
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from wellnormed._files import MANIFEST, read_bytes, sync_folder, write_atomically, write_json, writing
 from wellnormed.models.files import FORMAT, read_tensors, tensor_bytes
-from wellnormed.models.parts import ALONE, PARTS, require_parts, sha256_of
+from wellnormed.models.parts import ALONE, PARTS, fill, require_parts, sha256_of
 from wellnormed.train.ranks import Ranks
 from wellnormed.train.run_folder import METRICS
 
@@ -100,10 +99,8 @@ def load_parts(
         for name, tensor in read_tensors(content, str(folder / PARTS / ALONE)).items():
             tensors[name].copy_(tensor)
     else:
-        reader = dcp.HuggingFaceStorageReader(str(folder / PARTS))
-        with _explained(folder), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # one process is alone
-            dcp.load(tensors, storage_reader=reader, no_dist=ranks.world == 1)
+        with _explained(folder):
+            fill(tensors, folder / PARTS, alone=ranks.world == 1)
     return facts, metrics
 
 

@@ -90,32 +90,19 @@ def _summed_in_dtype(ledger: Ledger) -> AbstractContextManager[None]:
     return ledger.executing(None) if ledger.dtype.itemsize < 4 else nullcontext()
 
 
-@operation("aten.upsample_linear1d.default", "aten.upsample_bilinear2d.default", kind="affine", executed=True)
-@operation("aten.upsample_trilinear3d.default", kind="affine", executed=True)
-def interpolate(ledger: Ledger, x: Value, size: Sequence[int], align_corners: bool, *scales: float | None) -> Value:
-    """Linear interpolation to a given size."""
-    sizes = zip(size, [*scales, *[None] * len(size)], strict=False)
-    maps = [lambda t, n=n, s=s: aten.upsample_linear1d(t, [n], align_corners, s) for n, s in sizes]
-    with _summed_in_dtype(ledger):
-        return along_axes(ledger, x, maps, _OF_PLACES)
-
-
 Along = Callable[[Tensor, list[int] | None, bool, list[float] | None], Tensor]
 """An interpolation along the last axis, to a given size or by a given factor, with `align_corners` between them."""
 
 
-def _interpolating(along: Along, places: int = _OF_PLACES) -> Callable[..., Value]:
-    def interpolate(
-        ledger: Ledger, x: Value, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None
-    ) -> Value:
-        """Interpolation to a given size, or by given factors."""
-        ends = [[n] for n in size] if size else [None] * len(factors or ())
-        by = [[f] for f in factors] if factors else [None] * len(ends)
-        maps = [lambda t, n=n, f=f: along(t, n, align_corners, f) for n, f in zip(ends, by, strict=True)]
-        with _summed_in_dtype(ledger):
-            return along_axes(ledger, x, maps, places)
-
-    return interpolate
+def interpolate(
+    along: Along, places: int, ledger: Ledger, x: Value, size: Any, align_corners: bool, factors: Any
+) -> Value:
+    """Interpolation to a given size, or by given factors."""
+    ends = [[n] for n in size] if size else [None] * len(factors or ())
+    by = [[f] for f in factors] if factors else [None] * len(ends)
+    maps = [lambda t, n=n, f=f: along(t, n, align_corners, f) for n, f in zip(ends, by, strict=True)]
+    with _summed_in_dtype(ledger):
+        return along_axes(ledger, x, maps, places)
 
 
 def _cubic(t: Tensor, size: list[int] | None, align_corners: bool, factors: list[float] | None) -> Tensor:
@@ -125,9 +112,9 @@ def _cubic(t: Tensor, size: list[int] | None, align_corners: bool, factors: list
 
 
 operation(*(f"aten.upsample_{n}.vec" for n in ("linear1d", "bilinear2d", "trilinear3d")), kind="affine", executed=True)(
-    _interpolating(aten.upsample_linear1d.vec)
+    partial(interpolate, aten.upsample_linear1d.vec, _OF_PLACES)
 )
-operation("aten.upsample_bicubic2d.vec", kind="affine", executed=True)(_interpolating(_cubic, _OF_CUBIC))
+operation("aten.upsample_bicubic2d.vec", kind="affine", executed=True)(partial(interpolate, _cubic, _OF_CUBIC))
 
 
 @operation("aten.cumsum.default", kind="affine", executed=True)
