@@ -180,9 +180,9 @@ def test_a_certificate_is_of_one_model() -> None:
     model, certificate = matrix()
     require_same_model(certificate, model, torch.zeros(3))
     for other, message in (
-        (nn.Sequential(model), "operation '0.linear' has name '0.linear' of the model"),
-        (nn.Linear(3, 3, bias=False), "operation 'linear' uses"),
-        (nn.Sequential(nn.Linear(3, 3), nn.ReLU()), "operations are executed: 4 of the model, and 3"),
+        (nn.Sequential(model), "differ in the name of operation '0.linear': '0.linear' and"),
+        (nn.Linear(3, 3, bias=False), "differ in the claims of operation 'linear'"),
+        (nn.Sequential(nn.Linear(3, 3), nn.ReLU()), "differ in the number of operations: 4 and 3"),
     ):
         with pytest.raises(CheckError, match=message):
             require_same_model(certificate, other, torch.zeros(3))

@@ -135,12 +135,12 @@ def require_same_model(
         model, example_input, **domain, output=output, margins=margins, within=within, effort=effort,
         arithmetic=certificate.execution or "real", original=original,
     )  # fmt: skip
-    _require_equal("operations are executed:", len(fresh.rows), len(certificate.rows))
+    _require_equal("number of operations", len(fresh.rows), len(certificate.rows))
     for ours, theirs in zip(fresh.rows, certificate.rows, strict=True):
         for what in ("name", "operation", "inputs", "shape", "constants", "reads", "axes"):
-            _require_equal(f"operation {ours.name!r} has {what}", getattr(ours, what), getattr(theirs, what))
+            _require_equal(f"{what} of operation {ours.name!r}", getattr(ours, what), getattr(theirs, what))
         used = ([(c.measure, c.tensors, c.constants) for c in row.claims] for row in (ours, theirs))
-        _require_equal(f"operation {ours.name!r} uses", *used)
+        _require_equal(f"claims of operation {ours.name!r}", *used)
     for name in sorted(fresh.tensors.keys() | certificate.tensors.keys()):
         if fresh.tensors.get(name) != certificate.tensors.get(name):
             raise CheckError(f"{name} is another tensor in the model than in the certificate")
@@ -155,17 +155,17 @@ def require_same_model(
             f"the promises of the model are {ours}, of the certificate {theirs}; pass as within= the constraints that "
             "the certificate was made with"
         )
-    _require_equal("the example fixes the inputs", fresh.fixed, certificate.fixed)
+    _require_equal("inputs that the example fixes", fresh.fixed, certificate.fixed)
     for name, tensor in fresh.computed.items():
         if name not in certificate.computed or not close(tensor, certificate.computed[name]):
             what = "which the example fixes" if name in fresh.fixed else "which the model computes"
             raise CheckError(f"{name}, {what}, is another tensor than in the certificate")
-    _require_equal("the bound is of each sample of any batch:", fresh.each_sample, certificate.each_sample)
+    _require_equal("use of single samples of a batch", fresh.each_sample, certificate.each_sample)
 
 
 def _require_equal(what: str, ours: object, theirs: object) -> None:
     if ours != theirs:
-        raise CheckError(f"{what} {ours!r} of the model, and {theirs!r} of the certificate")
+        raise CheckError(f"the model and the certificate differ in the {what}: {ours!r} and {theirs!r}")
 
 
 def close(a: Tensor, b: Tensor) -> bool:
