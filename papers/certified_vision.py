@@ -348,7 +348,7 @@ class Kind(NamedTuple):
     def of(cls, config: dict[str, Any]) -> "Kind":
         """The kind of a cell or of a setting."""
         beta, shift = config.get("averaged"), config.get("shift", 2)
-        means = "" if beta is None else "average of the tail" if beta == 0 else "schedule-free"
+        means = "" if beta is None else "averaged" if beta == 0 else "schedule-free"
         change = means or ("" if shift == 2 else f"shifts of {shift} pixels")
         loss = config["offset"], config.get("annealing", 0.0)
         return cls(config["data"], config["steps"], *loss, config["network"], change)
