@@ -1068,6 +1068,15 @@ REPORTS: list[tuple[str, Fields]] = [
 ]  # fmt: skip
 """Documents of which `bounds.json` has the report."""
 PARTLY: list[tuple[Any, ...]] = [
+    ("adjoint", "must be convolution", {f"{x}.axes": [1] for x in ("x", "y", "out")} | {f"{x}.reads": [[1]] for x in (
+        "y", "out")} | {"y.claims.0": claim("taps", "w", 2, groups=1)}),
+    ("two axes", "its stride does not divide", {"y.constants.stride": [1, 2], "y.claims.0.constants.stride": [1, 2],
+        "y.constants.circular": [1], "y.shape.3": 1, "out.shape.3": 1}),
+    *(("margin", words, changes) for words, changes in (("weight or its result misfits", {"m.shape.0": 2}),
+        ("result that is rounded", {"t": [row("t", "rounding", "y", (1, 2), dtype="bfloat16")]}),
+        ("result that is a sum", {"t": [row("t", "constant", "", (2,), tensor="c")], "out.shape": [2], "out.axes": [0],
+            "out.reads": [[0]]}), ("another map's input", {"y": [row("y", "convex_potential", "x", (1, 4), claim(
+            "spectral", "w", 1), claim("positive_norm", "b", 5), factor=1.0)], "t.shape.1": 4, "out.shape.1": 4}))),
     ("scaled convolution in float32", "is not of the outputs", {"tensors.t": np.ones(1)}),
     ("adjoint", "no bias", {"y.claims.0.tensors": ["w", "s"], "tensors.s": np.ones(2)}),
     *(("moves", "either positions, or an offset", {f"p.constants.{key}": each for key, each in some.items()})
@@ -1320,6 +1329,7 @@ def limited(name: str, limit: str, most: float) -> Report:
 PARTS = [
     *((words, partial(accepted, name, changes)) for name, words, changes in PARTLY),
     ("header of .* bytes, more than", partial(with_files, {"a.safetensors": lambda x: x[:7] + b"1" + x[8:]})),
+    ("is rounded by more", lambda: prove(Claim("group_norm", (*"vvv",), (0, 9), {"parts": 2}), lambda _: np.ones(2))),
 ]
 """Words of a refusal, and the call of which a part of a condition refuses it."""
 CASES: list[tuple[str, Callable[[], Any]]] = [

@@ -31,7 +31,7 @@ def linear(row: Inference, *, parts: Size) -> Bounds:
     require(last in read and row.axes == axes, "it must read and leave groups along its last axis")
     vectors = root(math.prod(x.shape[axis] for axis in read) // x.shape[-1])
     bias = bias_of(row, "group_norm", outputs, parts=parts)
-    view = [1] * len(row.shape) if parts == 1 else [1] * last + [parts, 1]
+    view = [1] if parts == 1 else [parts, 1]
     size, shift = (np.array(each, dtype=object).reshape(view) for each in (values, bias))
     x_radius, x_gain = (each if parts == 1 else each[..., None] for each in r[:2])
     radius = size * x_radius + shift * vectors
@@ -159,7 +159,7 @@ def convolution(
     require(0 not in row.axes, "its groups extend over several samples")
     radius, gain, _, error = r
     if token_wise:
-        radius, gain, error = (each.max(tuple(range(2, count + 2)), keepdims=True) for each in (radius, gain, error))
+        radius, gain, error = (each.max(tuple(range(1, count + 2)), keepdims=True) for each in (radius, gain, error))
     size, shift = Decimal(claim.values[0]), bias_of(row, "group_norm", row.shape[1], parts=1)[0]
     scaled, pixels, entering = len(claim.tensors) > 1, root(row.entries() // row.shape[1]), radius + error
     require(not (adjoint and (shift or scaled)), "an adjoint has no bias")
