@@ -44,15 +44,7 @@ def row_document(row: Row) -> dict[str, Any]:
         "inputs": list(row.inputs),
         "shape": list(row.shape),
         "constants": row.constants,
-        "claims": [
-            {
-                "measure": claim.measure,
-                "tensors": list(claim.tensors),
-                "values": list(claim.values),
-                "constants": claim.constants,
-            }
-            for claim in row.claims
-        ],
+        "claims": [asdict(claim) for claim in row.claims],
         "reads": [list(axes) for axes in row.reads],
         "axes": list(row.axes),
         **({} if row.executed is None else {"executed": _executed_document(row.executed)}),
@@ -91,10 +83,7 @@ def _comparison(document: dict[str, Any] | None) -> Comparison | None:
     """Read the comparison that `certify` made; a file cannot put it into words of its own."""
     if document is None:
         return None
-    circumstances, batches = tuple(document["circumstances"]), tuple(document["batches"])
-    comparison = Comparison(document["arithmetic"], document["inputs"], circumstances, batches, document["hidden"])
+    comparison = read(Comparison, document, "the comparison")
     if comparison.arithmetic not in DTYPES or not {*CIRCUMSTANCES}.issuperset(comparison.circumstances):
         raise ValueError("it names circumstances of a comparison that are not known")
-    if any(type(each) is not int for each in (comparison.inputs, comparison.hidden, *comparison.batches)):
-        raise ValueError("the sizes and the number of inputs of a comparison must be integers")
     return comparison

@@ -258,7 +258,11 @@ class Ledger:
         axes: tuple[int, ...] = (),
         executed: Executed | None = None,
     ) -> Value:
-        self._require_finite(constants := dict(constants or {}))
+        constants = dict(constants or {})
+        for key, number in constants.items():
+            for each in number if isinstance(number, list | tuple) else [number]:
+                if isinstance(each, float) and not math.isfinite(each):
+                    raise self.refuse(f"its constant {key}={number} is not finite; make it so")
         names = tuple(each.name for each in inputs)
         try:
             row = Row(name, operation, names, tuple(shape), constants, tuple(claims), reads, axes, executed)
@@ -403,12 +407,6 @@ class Ledger:
                 "parametrization, if it has one (torch.nn.utils.parametrize.remove_parametrizations), or certify "
                 "without `within`"
             )
-
-    def _require_finite(self, constants: Mapping[str, Any]) -> None:
-        for key, number in constants.items():
-            for each in number if isinstance(number, list | tuple) else [number]:
-                if isinstance(each, float) and not Decimal(each).is_finite():
-                    raise self.refuse(f"its constant {key}={number} is not finite; make it so")
 
 
 _EXACT = ("pick", "constant", "rounding", "input", "output", "lipsdp")

@@ -6,8 +6,8 @@ joint bound that `proof.lipsdp` proves.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -40,19 +40,14 @@ class Reach(NamedTuple):
         return sum(base.divisible for base in self.bases) > 1
 
 
-class Reaches:
-    """The networks that lead to the values of a proof."""
+def reaching(proof: Proof) -> Callable[[Value], Reach]:
+    """A function from a value of a proof to the largest network that leads to it.
 
-    def __init__(self, proof: Proof) -> None:
-        self._proof, self._known = proof, dict[Value, Reach]()
+    The network starts and ends at the value if nothing before can belong to it.
+    """
 
-    def of(self, x: Value) -> Reach:
-        """The largest network that ends at a value; it starts there too if nothing before can belong to it."""
-        if x not in self._known:
-            self._known[x] = self._of(x)
-        return self._known[x]
-
-    def _of(self, x: Value) -> Reach:
+    @cache
+    def of(x: Value) -> Reach:
         if not x.shape:
             return Reach(x, frozenset())
         starts, bases, alone = set[Value](), frozenset[Base](), Reach(x, frozenset())
@@ -63,11 +58,11 @@ class Reaches:
             if not applies(term, base):
                 return alone
             if joins(base) and (not _function(base) or slopes_of(base.inference)[1] > 0):
-                before = self.of(base.inference.inputs[0])
+                before = of(base.inference.inputs[0])
                 starts.add(before.start)
                 bases |= before.bases | {base}
             else:
-                row = self._proof.values.get(base.name, x)
+                row = proof.values.get(base.name, x)
                 starts.add(row if unmoved(row) is base else x)
         if len(starts) != 1:
             return alone
@@ -75,6 +70,8 @@ class Reaches:
         entries = start.shape[-1] + sum(base.shape[-1] for base in functions) + x.shape[-1]
         fits = start.shape[:-1] == x.shape[:-1] and entries <= MOST and len(bases) <= DEEPEST
         return Reach(start, bases) if fits else alone
+
+    return of
 
 
 def _function(base: Base) -> bool:
@@ -86,9 +83,9 @@ def ends_of_networks(walk: Walk) -> dict[fx.Node, str]:
 
     A network is maximal if an operation that reads its end cannot extend it. It must have several linear maps.
     """
-    reaches, readers = Reaches(walk.ledger.proof), defaultdict[fx.Node, list[fx.Node]](list)
+    reach, readers = reaching(walk.ledger.proof), defaultdict[fx.Node, list[fx.Node]](list)
     nodes = [node for node in walk.needed(walk.program.result) if isinstance(walk.values.get(node), Value)]
-    found = {node: reaches.of(walk.values[node]) for node in nodes}
+    found = {node: reach(walk.values[node]) for node in nodes}
     for node in nodes:
         for source in walk.sources(node):
             readers[source].append(node)

@@ -236,13 +236,8 @@ def where(ledger: Ledger, mask: Stored, x: Any, y: Any) -> Value:
     keep, parts = mask.tensor.bool(), []
     for each, chosen in ((x, keep), (y, ~keep)):
         value = written(ledger, each)
-
-        def masked(t: Tensor, chosen: Tensor = chosen) -> Tensor:
-            return torch.where(chosen, t, 0.0)
-
-        if not bool(chosen.any()):
-            continue
-        parts.append(pick(ledger, value, masked))
+        if bool(chosen.any()):
+            parts.append(pick(ledger, value, lambda t, chosen=chosen: torch.where(chosen, t, 0.0)))
     shapes = [each.shape if isinstance(each, Value) else torch.as_tensor(_plain(each)).shape for each in (x, y)]
     shape = torch.broadcast_shapes(keep.shape, *shapes)
     return spread(ledger, add(ledger, parts, roundings=0), shape)

@@ -65,12 +65,10 @@ def average_pool(
     """Means over windows of the last `count` axes, which may overlap."""
     if divisor_override is not None:
         raise ledger.refuse("it has a divisor_override; leave it out, and multiply by a constant")
-
-    def one(k: int, s: int, p: int, _: int) -> Callable[[Tensor], Tensor]:
-        return lambda t: aten.avg_pool1d(t, [k], [s], [p], ceil_mode, count_include_pad)
-
+    settings = zip(*settings_of(count, kernel, stride, padding), strict=True)
+    rest = ceil_mode, count_include_pad
     return along_axes(
-        ledger, x, [one(*each) for each in zip(*settings_of(count, kernel, stride, padding), strict=True)]
+        ledger, x, [lambda t, k=k, s=s, p=p: aten.avg_pool1d(t, [k], [s], [p], *rest) for k, s, p, _ in settings]
     )
 
 

@@ -149,10 +149,7 @@ def sort(ledger: Ledger, x: Value, dim: int = -1, descending: bool = False, *, s
     return [moves.pick(ledger, result, lambda t: t.flip(dim)) if descending else result, None]
 
 
-@operation("aten.msort.default", executed=True)
-def sort_first(ledger: Ledger, x: Value) -> Value:
-    """The sorted entries along the first axis."""
-    return ordered(ledger, x, 0)
+operation("aten.msort.default", executed=True)(partial(ordered, dim=0))
 
 
 @operation("aten.topk.default", executed=True)
