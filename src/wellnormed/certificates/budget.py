@@ -110,7 +110,7 @@ class Budget(ProvedCaps):
         return super()._flat_state() | own
 
     def _recording(self) -> bool:
-        return any(recording(c.parameter.device) for c in self._moving)
+        return any(map(recording, {c.parameter.device for c in self._moving}))
 
     def _move(self) -> None:
         """Move the caps to where they save more of the loss at the same constant, and bring weights below them."""

@@ -15,7 +15,7 @@ from wellnormed.certificates.within import Caps, Within
 from wellnormed.constraints import Constraints
 from wellnormed.constraints.caps import Cap
 from wellnormed.constraints.weights import Constrained, matching_state
-from wellnormed.parallel.layout import Mark, mark
+from wellnormed.parallel.layout import Mark, mark, marks
 from wellnormed.proof.decimals import shown
 from wellnormed.routing.patterns import bare_names
 from wellnormed.routing.places import Weak
@@ -103,7 +103,9 @@ class ProvedCaps(Constraints):
 
     def _refresh(self) -> list[str]:
         """Give the proof the new values of frozen parameters and buffers that were written; return their names."""
-        written = [name for name, (tensor, seen) in self._fixed.items() if mark(tensor, seen) != seen]
+        now = marks(*zip(*self._fixed.values(), strict=True)) if self._fixed else []
+        known = zip(self._fixed.items(), now, strict=True)
+        written = [name for (name, (_, seen)), here in known if here != seen]
         for name in written:
             self._within.refresh(name, self._fixed[name][0])
         return written

@@ -21,6 +21,7 @@ from wellnormed.constraints import enforcing
 from wellnormed.constraints.step_lengths import (
     Bounds,
     BoundsItsSteps,
+    Measured,
     attached_to,
     count_of,
     rates_of,
@@ -33,14 +34,16 @@ from wellnormed.constraints.weights import (
     Constrained,
     Measure,
     allowed_distance,
+    changes,
     distance,
     matching_state,
     measure,
+    remember,
     upper_bound,
 )
 from wellnormed.norms import Norm
 from wellnormed.parallel import Placement
-from wellnormed.parallel.layout import local
+from wellnormed.parallel.layout import is_distributed, local
 from wellnormed.parallel.placement import in_buckets
 from wellnormed.proof.decimals import shown
 from wellnormed.routing.patterns import bare_names
@@ -265,7 +268,7 @@ class Constraints:
 
     def changes(self) -> dict[str, float]:
         """What happened to each weight since the constraints last saw it, as far as torch counts in this process."""
-        return {c.name: c.change() for c in self._constrained}
+        return changes(self._constrained)
 
     def before(self, optimizer: torch.optim.Optimizer, changes: Mapping[str, float]) -> None:
         """Check that the constraints hold after the coming step, and bring back what somebody else has written.
@@ -305,6 +308,8 @@ class Constraints:
             self._remember()
         self._resumed = {}
         begun = self._stepping - self._still
+        unbounded = [c for c in self._constrained if c.name in begun and self._steps[c.name] is None]
+        self._measured = Measured([c for c in unbounded if c.reach is not None and not is_distributed(c.parameter)])
         if early := [c for c in self._constrained if c.constraint.acts_before and c.name in begun]:
             enforcing.begin_step(early, self._placement)
             self._remember()
@@ -319,11 +324,11 @@ class Constraints:
         if self._settings_of(optimizer) != self._settings:  # a closure may have run since
             unmoved = unmoved & still(optimizer, self._constrained, self._steps)
         moved = self._stepping | {c.name for c in self._constrained if c.parameter.grad is not None}
-        others = {c.name: c.change() for c in self._constrained if c.name not in moved}
+        others = changes([c for c in self._constrained if c.name not in moved])
         moved |= {name for name, change in self._agree(others).items() if change == WRITTEN}
         acting = [c for c in self._constrained if c.name in moved]
         acting = [c for c in acting if c.name not in unmoved or c.constraint.acts_at_rest]
-        enforcing.apply(acting, self._seen, self._placement)
+        enforcing.apply(acting, self._seen | self._measured.seen(), self._placement)
         self._remember()
         if self._left is not None:
             self._left = {c.name: local(c.parameter).detach().clone() for c in self._constrained}
@@ -347,20 +352,18 @@ class Constraints:
 
     def sweep(self) -> None:
         """Bring back what an optimizer's own `step` has written around, or in place of, that of this library."""
-        changes, left = self.changes(), self._left or {}
+        found, left = self.changes(), self._left or {}
         for c in self._constrained if left else ():
-            if changes[c.name] != WRITTEN and not torch.equal(left[c.name], local(c.parameter)):
-                changes[c.name] = WRITTEN
-        changes = self._agree(changes) if left else changes
-        if written := [c for c in self._constrained if changes[c.name] == WRITTEN]:
+            if found[c.name] != WRITTEN and not torch.equal(left[c.name], local(c.parameter)):
+                found[c.name] = WRITTEN
+        found = self._agree(found) if left else found
+        if written := [c for c in self._constrained if found[c.name] == WRITTEN]:
             self._take_over(written)
             self._remember()
 
     def accept(self, written: Container[Tensor]) -> None:
         """Take these weights, which an average has put back, for those that the last step left."""
-        for c in self._constrained:
-            if c.parameter in written:
-                c.remember()
+        remember([c for c in self._constrained if c.parameter in written])
 
     def placed(self) -> list[tuple[Tensor, bool]]:
         """The weights that were projected since the last call, and whether their constraint promises them a bound."""
@@ -405,6 +408,7 @@ class Constraints:
         self._own_places = Places(self._model)
         self._looked: tuple[Places, int] | None = None
         self._settings: object = None  # those that were checked last
+        self._measured = Measured([])
 
     @property
     def _placement(self) -> Placement:
@@ -429,8 +433,7 @@ class Constraints:
         enforcing.project([c for c in written if c.promised() is None], self._placement)
 
     def _remember(self) -> None:
-        for c in self._constrained:
-            c.remember()
+        remember(self._constrained)
 
     def _settings_of(self, optimizer: torch.optim.Optimizer) -> object:
         """Equal as long as steps have the same bounds."""
@@ -456,7 +459,7 @@ class Constraints:
         return self._agree(finite)
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_hooks", "_own_placement", "_own_places", "_looked", "_settings")
+        left = ("_hooks", "_own_placement", "_own_places", "_looked", "_settings", "_measured")
         return {name: value for name, value in vars(self).items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """What constraints know of an optimizer: which parameters it has and, if it says so, how long its steps are."""
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
@@ -7,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 import torch
 from torch import nn
 
+from wellnormed._finite import sizes
 from wellnormed.constraints.weights import Constrained
+from wellnormed.norms import Norm
 from wellnormed.parallel import Placement
 from wellnormed.routing import Assignment
 from wellnormed.routing.places import Places
@@ -87,6 +90,31 @@ def step_bounds(optimizer: torch.optim.Optimizer, constrained: Sequence[Constrai
         if a and step and undone and c.constraint.bound is not None:
             found[c.name] = max(step - optimizer.decay(a.name) * c.constraint.bound, sys.float_info.min)
     return found
+
+
+@functools.lru_cache(maxsize=1024)
+def least_unit(norm: Norm, shape: torch.Size) -> float:
+    """The least Frobenius norm of a weight of norm 1, for norms that are the largest size of a part."""
+    return min(unit for _, unit in norm.blocks(torch.empty(shape, device="meta")))
+
+
+class Measured:
+    """Weights before a step whose optimizer gives no bound, by which the step is measured once it was made.
+
+    The Frobenius norm of the difference is a bound, in the least unit of any part.
+    """
+
+    def __init__(self, constrained: Sequence[Constrained]) -> None:
+        self._starts = [(c, c.parameter.detach().clone()) for c in constrained]
+
+    def seen(self) -> Bounds:
+        """What constraints see of the steps, by the bounds that were measured."""
+        if not self._starts:
+            return {}
+        constrained, starts = zip(*self._starts, strict=True)
+        lengths = sizes(torch._foreach_sub([c.parameter.detach() for c in constrained], list(starts)))
+        by = zip(constrained, lengths, strict=True)
+        return {c.name: c.own.seen_step(x / least_unit(c.norm, c.parameter.shape), c.parameter) for c, x in by}
 
 
 def rates_of(optimizer: torch.optim.Optimizer) -> list[tuple[Any, ...]]:

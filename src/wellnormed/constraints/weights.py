@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from wellnormed.constraints.base import Constraint, State
 from wellnormed.norms import Norm
 from wellnormed.norms.base import widened
 from wellnormed.parallel import Job, Placement
-from wellnormed.parallel.layout import Mark, mark, whole
+from wellnormed.parallel.layout import Mark, marks, whole
 from wellnormed.routing.patterns import bare_names
 
 DOUBTED, WRITTEN = 1.0, 2.0
@@ -55,14 +55,6 @@ class Constrained:
         """The bound that the constraint promises now; None if it promises nothing."""
         return self.constraint.promised(self.state)
 
-    def change(self) -> float:
-        """DOUBTED or WRITTEN, as far as torch counts what this process has written; else 0."""
-        return self.doubt if mark(self.parameter, self.seen) == self.seen else WRITTEN
-
-    def remember(self) -> None:
-        """Take the weight as it is for one that the constraint knows."""
-        self.seen = mark(self.parameter, self.seen)
-
     def begin(self) -> None:
         """Remember the projected weight; a collective call where it is cut, and the constraint remembers any."""
         self.reach, self.shape = self.own.first_reach(), self.parameter.shape
@@ -72,7 +64,20 @@ class Constrained:
 
     def __getstate__(self) -> dict[str, Any]:
         """For a copy, whose weight has another mark."""
-        return vars(self) | {"doubt": self.change(), "seen": None}
+        return vars(self) | {"doubt": changes([self])[self.name], "seen": None}
+
+
+def changes(constrained: Sequence[Constrained]) -> dict[str, float]:
+    """DOUBTED or WRITTEN for each weight, as far as torch counts what this process has written; else 0."""
+    now = marks([c.parameter for c in constrained], [c.seen for c in constrained])
+    return {c.name: c.doubt if c.seen == here else WRITTEN for c, here in zip(constrained, now, strict=True)}
+
+
+def remember(constrained: Sequence[Constrained]) -> None:
+    """Take weights as they are for those that the constraints know."""
+    now = marks([c.parameter for c in constrained], [c.seen for c in constrained])
+    for c, here in zip(constrained, now, strict=True):
+        c.seen = here
 
 
 Measure = Callable[[Constrained, Tensor], Tensor]

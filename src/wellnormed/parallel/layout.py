@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -173,25 +173,29 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local().detach() if is_distributed(tensor) else tensor
 
 
-class Mark(NamedTuple):
-    """How often a tensor was written in place, and the memory it lies in.
+Mark = tuple[int, int, StorageWeakRef, int]
+"""How often a tensor was written in place, and the memory it lies in, with the offset there.
 
-    For a tensor that is cut, torch counts writes to the whole and to this process' part separately. The weak reference
-    does not keep the memory alive, and while it exists no other memory compares equal to it.
-    """
-
-    writes: int
-    writes_of_part: int
-    memory: StorageWeakRef
-    offset: int
+For a tensor that is cut, torch counts writes to the whole and to this process' part separately. The weak reference
+does not keep the memory alive, and while it exists no other memory compares equal to it.
+"""
 
 
-def mark(tensor: Tensor, before: Mark | None = None) -> Mark:
-    """The mark of a tensor; with the reference of the one `before`, which takes time to make, where it holds."""
-    part = local(tensor)
-    memory = part.untyped_storage()
-    known = before is not None and before.memory.cdata == memory._cdata and before.memory
-    return Mark(tensor._version, part._version, known or StorageWeakRef(memory), int(part.storage_offset()))
+def marks(tensors: Sequence[Tensor], before: Sequence[Mark | None]) -> list[Mark]:
+    """The mark of each tensor; with the reference of the one `before`, which takes time to make, where it holds."""
+    found = []
+    for tensor, known in zip(tensors, before, strict=True):  # a step asks three times
+        part = tensor if type(tensor) in _PLAIN else local(tensor)
+        memory = part.untyped_storage()
+        same = known is not None and known[2].cdata == memory._cdata
+        reference = known[2] if same else StorageWeakRef(memory)  # pyrefly: ignore
+        found.append((tensor._version, part._version, reference, int(part.storage_offset())))
+    return found
+
+
+def mark(tensor: Tensor) -> Mark:
+    """The mark of one tensor."""
+    return marks([tensor], [None])[0]
 
 
 def local_parts(tensors: list[Tensor]) -> list[Tensor]:
