@@ -352,6 +352,30 @@ def test_without_norm_layers_any_constant_is_taken_without_a_word(constant):
         wn.constrain(wn.Scion(model), lipschitz=constant, example_input=x)
 
 
+def test_caps_that_take_a_gain_which_the_constant_allows_are_refused():
+    torch.manual_seed(0)
+    norms = [nn.BatchNorm2d(8) for _ in range(5)]
+    maps = [nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(4)]
+    blocks = [added(*maps[i : i + 1], norms[i], nn.ReLU(), maps[i + 1], norms[i + 1]) for i in (0, 2)]
+    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), norms[4], nn.ReLU(), *blocks, nn.Flatten(), nn.Linear(512, 3))
+    images = torch.rand(64, 1, 8, 8)
+    for _ in range(30):
+        model(images)
+    model.eval()
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    asked = {"lipschitz": 10.0, "example_input": images[:1], "box": (0, 1)}
+    words = (
+        r"can hardly move: .* gain of [\d.]+, .* allows, and 0\.\d+ within its caps.* shrink .*accept_small_range=True"
+    )
+    with pytest.raises(ValueError, match=words):
+        wn.constrain(wn.Scion(model), **asked)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    wn.constrain(wn.Scion(model), **asked, accept_small_range=True)
+    assert wn.certify(model, images[:1], box=(0, 1)).lipschitz <= 10
+    wn.constrain(wn.Scion(model), **asked)  # of projected weights nothing more is taken
+
+
 def test_less_than_a_model_can_have_is_refused_with_what_stands_in_the_way():
     skips = nn.Sequential(added(nn.Linear(8, 8)), nn.LayerNorm(8, elementwise_affine=False))
     with pytest.raises(ValueError, match=r"the constant is 319\.\d+\. What .* 1\.layer_norm \(normalization\) by 317"):

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from wellnormed._devices import default_on_cpu
 from wellnormed._inputs import require_numbers
@@ -25,6 +25,7 @@ from wellnormed.constraints.caps import EntryCap
 from wellnormed.constraints.matching import attach, matched, norms_of, require_finite
 from wellnormed.constraints.step_lengths import BoundsItsSteps
 from wellnormed.norms import BiasRMS, Norm
+from wellnormed.norms.base import widened
 from wellnormed.parallel.layout import whole
 from wellnormed.program.capturing import capture
 from wellnormed.program.domain import Domain
@@ -121,7 +122,13 @@ def constrain_to(
         within.measured_by(partial(constant_of, unit=asked.unit))
         caps, costs, free = caps_of_constant(within, start, asked.most)
         numbers = in_both(asked.most, asked.unit, rows)
-        cost = cost_of(within, start, caps, free, norms_now, float(numbers["rms"]))
+
+        def projected() -> dict[str, Tensor]:
+            above = [a for a in assignment if a.name in caps and norms_now[a.name] > caps[a.name]]
+            shrunk = {a.name: _project(kinds[a.name](caps[a.name]), a) for a in above}
+            return {alias: weight for name, weight in shrunk.items() for alias in names[name]}
+
+        cost = cost_of(within, start, caps, free, norms_now, float(numbers["rms"]), projected)
         cost.judge(asked.most, asked.accept_small_range)
         words = " and ".join(f"{shown(number)} {UNITS[each]}" for each, number in numbers.items())
         none = shown(slope(rows[-1], entries_of(rows, asked.unit)), ".3g")  # within caps that are the norms now
@@ -144,6 +151,13 @@ def _kind(a: AssignedParameter) -> tuple[type[HardCap | ColumnCap | EntryCap], N
         f"constrain: no cap holds {a.name!r}, whose norm is {a.norm}; pass norms=assign_norms(model, overrides="
         f"{{{a.name!r}: ...}}) with another norm, such as wn.Spectral()"
     )
+
+
+@torch.no_grad()
+def _project(cap: HardCap | ColumnCap | EntryCap, a: AssignedParameter) -> Tensor:
+    """A copy of a parameter within its cap."""
+    weight, norm = whole(a.parameter.detach()), _kind(a)[1]
+    return cap.project(widened(weight)[None], norm)[0].to(weight.dtype).cpu()
 
 
 def _require_all(optimizer: torch.optim.Optimizer, model: nn.Module, program: Program) -> None:

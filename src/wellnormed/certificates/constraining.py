@@ -86,8 +86,9 @@ def constrain(
             step, and a CUDA graph can record it.
         move_every: With `lipschitz`, the number of steps between two moves of the caps; 0 for caps that never move.
         accept_small_range: With `lipschitz`, whether to accept caps within which the result keeps less than a tenth of
-            its range, as in a model with ordinary norm layers. By default they are refused. Below a quarter, a warning
-            states the share that is left, and how far weights were moved.
+            its range, as in a model with ordinary norm layers, or less than a fifth of a gain that the constant allows,
+            as in residual networks with batch norm. By default they are refused. Below a quarter of the range, a
+            warning states the share that is left, and how far weights were moved.
 
     Returns:
         The attached constraints, with `project_()`, `norm_ratios()` (estimates), `proved_ratios()`, `state_dict()` and

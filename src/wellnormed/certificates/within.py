@@ -14,6 +14,7 @@ from wellnormed._modes import evaluating
 from wellnormed.certificates.arguments import unwrapped
 from wellnormed.certificates.certifying import promised
 from wellnormed.certificates.promising import any_entries, promise_of
+from wellnormed.certificates.search import short_search
 from wellnormed.certificates.sizes import Unit, entries_of, slope
 from wellnormed.lowering.walk import Walk, proved_again, walked
 from wellnormed.norms import Norm
@@ -220,6 +221,13 @@ class Within:
     def distance(self) -> float:
         """The largest distance of two inputs of the domain, in RMS of a group."""
         return self._domain.high - self._domain.low if isinstance(self._domain, Box) else 2 * self._domain
+
+    def gain(self, weights: Mapping[str, Tensor]) -> float:
+        """The largest gain, from RMS to RMS, that a short search finds with these weights in place of the program's."""
+        own = self._program
+        stored = {name: each._replace(tensor=weights.get(name, each.tensor)) for name, each in own.stored.items()}
+        module = fx.GraphModule({name: each.tensor for name, each in stored.items()}, own.module.graph)
+        return short_search(replace(own, module=module, stored=stored), self._domain)
 
     def is_of(self, model: nn.Module) -> bool:
         """Whether a model executes the operations of the program, as it is now."""
