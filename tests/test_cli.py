@@ -143,6 +143,8 @@ def test_the_proof_of_an_exported_model_of_one_s_own_is_checked(tmp_path, capsys
     assert "not proved: " in capsys.readouterr().err
     (tmp_path / "own" / "certificate.json").unlink()
     assert "wellnormed.models" in refused("verify", str(tmp_path / "own"))
+    (tmp_path / "own" / "manifest.json").unlink()
+    assert "wn.certify(model, x).save(path)" in refused("certify", str(tmp_path / "own"))
 
 
 @pytest.mark.parametrize("command", ["certify", "verify", "sample", "report"])

@@ -60,3 +60,10 @@ def test_the_command_imports_nothing_from_the_folder_that_it_checks(tmp_path):
         done = subprocess.run([sys.executable, *command, "."], capture_output=True, text=True, cwd=folder)
         assert (done.returncode, done.stdout) == (1, "")
         assert "not proved: certificate.json cannot be read" in done.stderr
+        assert "pass a folder with certificate.json, which Certificate.save wrote" in done.stderr
+    (folder / "certificate.json").write_text("{}")
+    for path, said in (("certificate.json", "pass the folder of this file with certificate.json"), (".", "not proved")):
+        done = subprocess.run([sys.executable, script, path], capture_output=True, text=True, cwd=folder)
+        assert done.returncode == 1
+        assert said in done.stderr
+        assert ("pass" in done.stderr) == (path != ".")

@@ -98,7 +98,10 @@ def require_model(folder: str | Path) -> None:
             f"with one, is proved by `wellnormed-proof {folder}`"
         )
     if not (folder / "config.json").exists():
-        raise ValueError(f"{folder / 'config.json'} is missing; {_REMEDY}")
+        raise ValueError(
+            f"{folder / 'config.json'} is missing; {_REMEDY}. The code of a model of your own is in no folder: call "
+            "wn.certify(model, x).save(path) in Python, and wellnormed verify reads what it wrote"
+        )
 
 
 def holds_model(folder: Path) -> bool:

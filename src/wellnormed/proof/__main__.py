@@ -4,6 +4,7 @@
 """
 
 import sys
+from pathlib import Path
 
 from wellnormed.proof import CheckError, check
 
@@ -21,9 +22,17 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         print(check(arguments[0]))
     except CheckError as error:
-        print(f"not proved: {error}", file=sys.stderr)
+        print(f"not proved: {error}{_remedy(Path(arguments[0]))}", file=sys.stderr)
         return 1
     return 0
+
+
+def _remedy(folder: Path) -> str:
+    """What to pass in the place of a path that is no folder with a certificate."""
+    if (folder / "certificate.json").exists():
+        return ""
+    beside = "certificate.json, which Certificate.save wrote, and beside it the weights, in *.safetensors"
+    return f"; pass {'the folder of this file' if folder.is_file() else 'a folder'} with {beside}"
 
 
 if __name__ == "__main__":
