@@ -22,7 +22,9 @@ Params = nn.Module | Assignment | Iterable[Any]
 
 _SETTINGS = {"params", "lr", "lr_scale", *GROUP_DEFAULTS, *(each.name for each in fields(AdamWSettings))}
 """What a group may say."""
-_KEYS = _SETTINGS | {
+_OF_SAM = {"rho", "adaptive"}
+"""The keys that SAM reads in the groups of the optimizer that it makes of its own."""
+_KEYS = _SETTINGS | _OF_SAM | {
     "norm", "steps", "param_names", "vector_radii",  # of groups that an optimizer has made
     "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum",  # of schedulers
     "name",
@@ -128,6 +130,9 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
             require_numbers("in a group, ", {"lr_scale": group["lr_scale"]}, NOT_NEGATIVE)
             rate = group.get("lr", lr) * group["lr_scale"]
             group = {**{key: value for key, value in group.items() if key != "lr_scale"}, "lr": rate}
+        if group.keys() >= _OF_SAM:  # whose groups have all keywords, too
+            copies = {key for key, value in settings.items() if key not in _KEYS and group.get(key) is value}
+            group = {key: value for key, value in group.items() if key not in copies}
         if of_all := sorted(group.keys() & EngineSettings.__annotations__.keys() - _KEYS):
             raise ValueError(
                 f"a group has {of_all[0]!r}, which is of the whole optimizer; pass it beside the groups. "
@@ -136,7 +141,8 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
         if unknown := sorted(group.keys() - _KEYS):
             raise ValueError(
                 f"a group has {unknown[0]!r}, and its settings are {', '.join(sorted(_SETTINGS))}; leave it out. "
-                "AdamW moves what overrides={NAME: None} or the recipe leaves to it; a note of your own may be its name"
+                "AdamW moves what overrides={NAME: None} or the recipe leaves to it; a note of your own may be its "
+                "name, and what an optimizer around this one reads is set in param_groups when this one is made"
             )
         rule = rule_of({"step_rule": GROUP_DEFAULTS["step_rule"], **settings, **group})
         parts: dict[tuple[bool, float, float | str | None], list[tuple[str, Tensor]]] = defaultdict(list)
