@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -30,7 +31,6 @@ from wellnormed.lowering.networks import Joint
 from wellnormed.lowering.walk import Walk, walked
 from wellnormed.program.capturing import capture
 from wellnormed.program.comparing import Comparison
-from wellnormed.program.domain import Domain
 from wellnormed.program.errors import UncertifiableError, refusing
 from wellnormed.program.program import Program
 from wellnormed.proof import Promise
@@ -164,13 +164,14 @@ def certify(
 
     def bound(program: Program) -> None:
         promises = {} if isinstance(model, Program) else promises_of(model, within, program)
+        walk = partial(walked, program, domain, margins=margins, arithmetic=execution)
         try:
-            walks.append(walked(program, domain, promises, margins, execution))
+            walks.append(walk(promises))
         except UncertifiableError as error:
             without = [name for name, promise in promises.items() if promise is None]
             if isinstance(model, Program) or not without:
                 raise
-            walks.append(_of_logits(program, domain, promises, margins, execution, refused(error, model, without)))
+            walks.append(_of_logits(walk, program, promises, refused(error, model, without)))
         if joint is not None:
             walks[-1] = joint.improved(walks[-1])
             walks[-1].run(margins)
@@ -265,12 +266,7 @@ def refused(error: UncertifiableError, model: nn.Module, names: list[str]) -> Un
 
 
 def _of_logits(
-    program: Program,
-    domain: Domain,
-    promises: dict[str, Promise | None],
-    margins: bool,
-    execution: Arithmetic | None,
-    error: UncertifiableError,
+    walk: Callable[..., Walk], program: Program, promises: dict[str, Promise | None], error: UncertifiableError
 ) -> Walk:
     """Walk again, with entries up to 10^36 in parameters that have no promise; for models with attention.
 
@@ -281,13 +277,13 @@ def _of_logits(
     """
     try:
         filled = {name: each or any_entries(name, program.stored[name].tensor) for name, each in promises.items()}
-        walk = walked(program, domain, filled, margins, execution)
+        found = walk(filled)
     except UncertifiableError:
         raise error from None
-    logits = [max(row.logits) for row in walk.ledger.proof.inferences if row.logits is not None]
+    logits = [max(row.logits) for row in found.ledger.proof.inferences if row.logits is not None]
     if not logits or max(logits) > _ANY_LOGIT:
         raise error
-    return walk
+    return found
 
 
 _ANY_LOGIT = 1e30

@@ -14,13 +14,11 @@ from wellnormed.parallel.layout import whole
 from wellnormed.proof.decimals import shown
 from wellnormed.routing.patterns import bare_names
 
+Norms, Directions = Mapping[Tensor, Norm | None], Mapping[Tensor, Direction]
+"""The norm of every parameter, None for AdamW; and the directions that a user has given."""
 
-def admitted(
-    state_dict: dict[str, Any],
-    groups: list[Group],
-    norms: Mapping[Tensor, Norm | None],
-    directions: Mapping[Tensor, Direction],
-) -> dict[str, Any]:
+
+def admitted(state_dict: dict[str, Any], groups: list[Group], norms: Norms, directions: Directions) -> dict[str, Any]:
     """A saved state as these groups take it. A state that they cannot take is refused, with what it holds instead."""
     state = by_name(state_dict, groups)
     begun = [group for group in state["param_groups"] if group["steps"] and group.get("memory") != "gradient"]
@@ -34,11 +32,7 @@ def admitted(
 
 
 def restore_kept(
-    saved: Mapping[str, Any],
-    groups: list[Group],
-    states: dict[Tensor, dict[str, Tensor]],
-    norms: Mapping[Tensor, Norm | None],
-    directions: Mapping[Tensor, Direction],
+    saved: Mapping[str, Any], groups: list[Group], states: dict[Tensor, Any], norms: Norms, directions: Directions
 ) -> None:
     """Put what the user's directions keep back as it was saved, in the dtype of `start`; torch cast it to the weight's.
 
@@ -106,10 +100,7 @@ def by_name(state_dict: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
 
 
 def _rescaled_averages(
-    state_dict: Mapping[str, Any],
-    groups: list[Group],
-    norms: Mapping[Tensor, Norm | None],
-    directions: Mapping[Tensor, Direction],
+    state_dict: Mapping[str, Any], groups: list[Group], norms: Norms, directions: Directions
 ) -> dict[Any, dict[str, Tensor]]:
     """Saved averages of directions, rescaled where their norm exceeds this optimizer's bound.
 

@@ -77,7 +77,9 @@ def convolution(
         flat = [p for pair in reversed(pads) for p in pair]
         x = moves.pick(ledger, x, lambda t: F.pad(t, flat))
     if groups == 1 and affine is None and all(s > r for s, r in zip(stride, reach, strict=True)):
-        return _patches(ledger, x, weight, bias, kernel, stride, dilation)
+        none = [0] * count  # windows do not overlap: one linear map is applied to each
+        cut = moves.pick(ledger, x, lambda t: windows(t, kernel, stride, none, dilation).movedim(1, -2).flatten(-2))
+        return moves.pick(ledger, linear(ledger, cut, weight, bias), lambda t: t.movedim(-1, 1))
     pixels = [(n - r - 1) // s + 1 for n, r, s in zip(x.shape[2:], reach, stride, strict=True)]
     settings: dict[str, Any] = {"groups": groups}
     inner, channels = set(inner_axes(x)), weight.tensor.shape[0]
@@ -100,15 +102,8 @@ def convolution(
         of_kernel, of_bias = [weight, scale], [shift] if bias is None else [bias, scale, shift]
     claims = [ledger.prove(measure, *of_kernel, **settings)]
     claims += [ledger.prove("group_norm", *of_bias)] if of_bias else []
-    return ledger.derive(
-        "convolution",
-        [(x, axes)],
-        shape=(x.shape[0], channels, *pixels),
-        axes=axes,
-        constants=constants,
-        claims=claims,
-        **how,
-    )
+    shape = (x.shape[0], channels, *pixels)
+    return ledger.derive("convolution", [(x, axes)], shape=shape, axes=axes, constants=constants, claims=claims, **how)
 
 
 def normalized(ledger: Ledger, found: Mapping[str, Any]) -> Value:
@@ -142,21 +137,6 @@ def _repeats(x: Value, axis: int, period: int) -> bool:
     return more <= period
 
 
-def _patches(
-    ledger: Ledger,
-    x: Value,
-    weight: Stored,
-    bias: Stored | None,
-    kernel: list[int],
-    stride: list[int],
-    dilation: list[int],
-) -> Value:
-    """A convolution whose windows do not overlap: one linear map is applied to every window."""
-    none = [0] * len(kernel)
-    cut = moves.pick(ledger, x, lambda t: windows(t, kernel, stride, none, dilation).movedim(1, -2).flatten(-2))
-    return moves.pick(ledger, linear(ledger, cut, weight, bias), lambda t: t.movedim(-1, 1))
-
-
 @operation(
     *("aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input"),
     kind="product",
@@ -183,17 +163,11 @@ def transposed_convolution(
     stride, dilation, padding, extra = (each_axis(each, count) for each in (stride, dilation, padding, output_padding))
     kernel = weight.tensor.shape[2:]
     size = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(x.shape[2:], stride, dilation, kernel, strict=True)]
-    claims = [ledger.prove("convolution", weight, size=size, stride=stride, dilation=dilation, groups=groups)]
-    channels = weight.tensor.shape[1] * groups
-    axes = list(range(1, count + 2))
-    full = ledger.derive(
-        "convolution",
-        [(x, axes)],
-        shape=(x.shape[0], channels, *size),
-        axes=axes,
-        constants={"stride": stride, "dilation": dilation, "groups": groups, "adjoint": True},
-        claims=claims,
-    )
+    settings: dict[str, Any] = {"stride": stride, "dilation": dilation, "groups": groups}
+    claims = [ledger.prove("convolution", weight, size=size, **settings)]
+    axes, shape = list(range(1, count + 2)), (x.shape[0], weight.tensor.shape[1] * groups, *size)
+    constants = settings | {"adjoint": True}
+    full = ledger.derive("convolution", [(x, axes)], shape=shape, axes=axes, constants=constants, claims=claims)
     cuts = [(-p, e - p) for p, e in zip(padding, extra, strict=True)]
     if any(p or e for p, e in cuts):
         flat = [p for pair in reversed(cuts) for p in pair]

@@ -18,20 +18,18 @@ from wellnormed.proof.attention import origin_of
 from wellnormed.proof.decimals import rounding_up
 from wellnormed.proof.value import Value
 
+Dims = Sequence[int] | int | None
+"""Numbers of axes, as torch takes them: None and an empty list stand for all axes."""
 
-def axes_of(x: Value, dims: Sequence[int] | int | None) -> list[int]:
-    """The numbers of the axes, in order. As in torch, None or an empty list stands for all of them."""
+
+def axes_of(x: Value, dims: Dims) -> list[int]:
+    """The numbers of the axes, in order."""
     given = [dims] if isinstance(dims, int) else list(dims or range(len(x.shape)))
     return sorted({d % len(x.shape) for d in given})
 
 
 def normalize(
-    ledger: Ledger,
-    x: Value,
-    dims: Sequence[int] | int | None,
-    eps: float | None,
-    centred: bool = True,
-    squares: bool = False,
+    ledger: Ledger, x: Value, dims: Dims, eps: float | None, centred: bool = True, squares: bool = False
 ) -> Value:
     """`(x - mean) / sqrt(variance + eps)`, or `x / sqrt(mean square + eps)` if not `centred`, over some axes.
 
@@ -176,9 +174,7 @@ def _by_channel(ledger: Ledger, x: Value, weight: Stored | None, bias: Stored | 
     return _scaled(ledger, x, *channels)
 
 
-def project(
-    ledger: Ledger, x: Value, dims: Sequence[int] | int | None, *, scale: float | None = None, radius: float = 1.0
-) -> Value:
+def project(ledger: Ledger, x: Value, dims: Dims, *, scale: float | None = None, radius: float = 1.0) -> Value:
     """`x / sqrt(max(1, scale mean(x^2)))` over some axes, or `x min(1, radius / |x|)`.
 
     It is the projection onto the ball of all vectors with a root mean square of at most `scale^(-1/2)`.
@@ -201,7 +197,7 @@ def project(
     return ledger.derive("ball", [(x, ledger.vectors(x, dims))], shape=x.shape, constants=constants)
 
 
-def centre(ledger: Ledger, x: Value, dims: Sequence[int] | int | None, means: int = 1) -> Value:
+def centre(ledger: Ledger, x: Value, dims: Dims, means: int = 1) -> Value:
     """`x - mean(x)` over some axes. It is an orthogonal projection, and at most doubles the largest absolute entry.
 
     With `means`, it may be off by as many errors of a mean, of which the root of an executed variance has six; see
@@ -233,7 +229,7 @@ def euclidean_norm(
 
 
 def to_unit(
-    ledger: Ledger, x: Value, dims: Sequence[int] | int | None, eps: float, share: float = 1.0, *,
+    ledger: Ledger, x: Value, dims: Dims, eps: float, share: float = 1.0, *,
     squared: bool = False, roundings: int | None = None,
 ) -> Value:  # fmt: skip
     """`x / max(|x|, eps)`, `x / (share |x| + eps)`, or `x / sqrt(share^2 |x|^2 + eps)` if `squared`, over some axes.
@@ -252,9 +248,7 @@ def to_unit(
     return result if share == 1 else moves.times(ledger, result, (1 + 2.0**-50) / share)
 
 
-def standardize(
-    ledger: Ledger, x: Value, dims: Sequence[int] | int | None, correction: float, eps: float, *, squared: bool
-) -> Value:
+def standardize(ledger: Ledger, x: Value, dims: Dims, correction: float, eps: float, *, squared: bool) -> Value:
     """`(x - mean) / (deviation + eps)` over some axes, or `(x - mean) / sqrt(variance + eps)` if `squared`."""
     dims = axes_of(x, dims)
     share = 1 / math.sqrt(_freedom(ledger, x, dims, correction))

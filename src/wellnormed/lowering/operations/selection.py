@@ -17,6 +17,9 @@ from wellnormed.lowering.operations.movement import written
 from wellnormed.program.operation import operation
 from wellnormed.proof.value import Base, Value
 
+Sizes = Sequence[int]
+"""A setting of windows: one number for each of their axes."""
+
 
 def ordered(ledger: Ledger, x: Value, dim: int) -> Value:
     """Sort every line along an axis in ascending order; maxima and minima are then its last and first entries.
@@ -247,15 +250,7 @@ def settings_of(count: int, kernel: Any, stride: Any = None, padding: Any = 0, d
     return [moves.each_axis(each, count) for each in (kernel, stride or kernel, padding, dilation)]
 
 
-def windows(
-    t: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    *,
-    ceil: bool = False,
-) -> Tensor:
+def windows(t: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, *, ceil: bool = False) -> Tensor:
     """The entries of every window along a new last axis; padding is zeros.
 
     Args:

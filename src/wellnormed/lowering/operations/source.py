@@ -14,11 +14,7 @@ from wellnormed.proof.value import Value
 
 
 def source(
-    ledger: Ledger,
-    shape: Sequence[int],
-    name: str,
-    dtype: torch.dtype = torch.float32,
-    axes: tuple[int, ...] | None = None,
+    ledger: Ledger, shape: Sequence[int], name: str, dtype: torch.dtype = torch.float32, axes: Sequence[int] = ()
 ) -> Value:
     """Add the row of an input, a variable whose values are the domain.
 
@@ -67,11 +63,5 @@ def embedding(ledger: Ledger, weight: Stored, tokens: Sequence[int]) -> Value:
     else:
         with rounding_up():
             domain = max(domain, float_up(Decimal(size) / root_down(width)))
-    return ledger.derive(
-        "input",
-        [],
-        shape=(*tokens, width),
-        axes=(-1,),
-        constants=_constants(ledger, domain, weight.tensor.dtype),
-        claims=[inside, ledger.prove("diameter", weight)],
-    )
+    constants, claims = _constants(ledger, domain, weight.tensor.dtype), [inside, ledger.prove("diameter", weight)]
+    return ledger.derive("input", [], shape=(*tokens, width), axes=(-1,), constants=constants, claims=claims)
