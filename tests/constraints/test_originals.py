@@ -131,10 +131,17 @@ class Counting(nn.Module):
     def __init__(self):
         super().__init__()
         self.slope, self.calls, self.bend = 0.5, 0, torch.relu
+        self.factors, self.scales, self.tensor, self.last = [1.0], {"a": 1.0}, torch.tensor(1.0), None
 
     def forward(self, x):
         self.calls += 1
-        return self.slope * self.bend(x)
+        self.last = x.detach()
+        return self.slope * self.factors[0] * self.scales["a"] * self.tensor * self.bend(x)
+
+
+class Steep(Counting):
+    def forward(self, x):
+        return 9 * x
 
 
 class Attention(nn.Module):
@@ -149,6 +156,10 @@ class Attention(nn.Module):
 CODE = {
     "slope": lambda each: setattr(each, "slope", 5.0),
     "bend": lambda each: setattr(each, "bend", torch.abs),
+    "factors": lambda each: each.factors.__setitem__(0, 5.0),
+    "scales": lambda each: each.scales.update(a=5.0),
+    "tensor": lambda each: each.tensor.fill_(5.0),
+    "__class__": lambda each: setattr(each, "__class__", Steep),
     "forward": lambda each: setattr(each, "forward", lambda x: 5 * x),
     "_forward_hooks": lambda each: each.register_forward_hook(lambda layer, inputs, result: 5 * result),
     "_forward_pre_hooks": lambda each: each.register_forward_pre_hook(lambda layer, inputs: 5 * inputs[0]),

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from itertools import chain
 from typing import Any, ClassVar, Self
 
 import torch
@@ -206,15 +207,19 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
 def code_of(model: nn.Module | None) -> dict[tuple[str, str], Any]:
-    """Module and attribute -> a plain value, or the identities of functions and hooks, on which results may depend."""
+    """Module and attribute -> a plain value, or which tensor, functions or hooks it is: results may depend on them."""
     found: dict[tuple[str, str], Any] = {}
     for name, module in () if model is None else model.named_modules():
+        found[name, "__class__"] = type(module), type(module).forward
         for key, value in vars(module).items():
             if (kind := type(value)) in _PLAIN:
                 found[name, key] = value
-            elif kind is OrderedDict or kind is dict:
-                if value and key in _HOOKS:
-                    found[name, key] = [*map(id, value.values())]
+            elif kind is OrderedDict or kind is dict or kind is list:
+                if value and (key in _HOOKS or key[0] != "_"):
+                    entries = value if kind is list else chain.from_iterable(value.items())
+                    found[name, key] = [each if type(each) in _PLAIN else id(each) for each in entries]
+            elif isinstance(value, Tensor):
+                found[name, key] = id(value), None if value.is_inference() else value._version
             elif callable(value) and not isinstance(value, nn.Module):
                 found[name, key] = id(value)
         found[name, "training"] = None  # which training changes

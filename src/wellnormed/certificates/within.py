@@ -99,6 +99,7 @@ class Within:
             if alias in self._promises
         }
 
+        self._made = _made_by_code(program)
         self.measure: Callable[[Proof], Decimal] = constant_of
         self._last: tuple[dict[str, float], float] = {}, math.nan
         self._walk: tuple[Walk, dict[str, float]] | None = None
@@ -235,9 +236,9 @@ class Within:
         with evaluated_on_cpu(unwrapped(model)) as evaluated:
             example, whole = own.call(own.given), not own.each_sample
             now = capture(evaluated, example, own.output, whole_batch=whole)
-        known, found = ({key: each.tensor for key, each in p.stored.items() if not each.persistent} for p in (own, now))
-        same = str(now.module.graph) == str(own.module.graph) and now.stored.keys() == own.stored.keys()
-        return same and known.keys() == found.keys() and all(torch.equal(known[key], found[key]) for key in known)
+        found, made = _made_by_code(now), self._made
+        same = found.keys() == made.keys() and all(torch.equal(found[key], made[key]) for key in made)
+        return same and str(now.module.graph) == str(own.module.graph) and now.stored.keys() == own.stored.keys()
 
     def forget(self, names: Container[str]) -> None:
         """Replace the caps of these parameters by the bound of `any_entries`, which is no restriction."""
@@ -250,6 +251,7 @@ class Within:
         """Change the values of a stored tensor for the next proof."""
         with torch.no_grad():
             self._program.stored[name].tensor.copy_(values)
+        self._made = _made_by_code(self._program)
         self._walk, self._last = None, ({}, math.nan)
 
     def statistics(self) -> set[str]:
@@ -269,6 +271,11 @@ class Within:
                 (size,), limit = unit.bound("row_norm", {}), self._domain * math.sqrt(unit.shape[-1])
             limits[name] = limit / size * (1 - 1e-9)
         return {name: limit for name, limit in limits.items() if limit < math.inf}
+
+
+def _made_by_code(program: Program) -> dict[str, Tensor]:
+    """Copies of the stored tensors that the state dict of the program's model does not have."""
+    return {name: each.tensor.detach().clone() for name, each in program.stored.items() if not each.persistent}
 
 
 def _times(unit: Promise, cap: float) -> Promise:
