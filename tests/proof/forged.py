@@ -963,7 +963,32 @@ ONE_HEAD: Fields = {f"{x}h": ... for x in "qkv"} | {"a": [row("a", "attention", 
     "out.reads": [[2]]}  # fmt: skip
 UNLIKE = {x: [[i * unit for i in range(first, first + 2 * n)] for unit in (1, 1e-4)]
     for x, first, n in (("x0", 3, 3), ("x1", 5, 5), ("x2", 9, 5))}  # fmt: skip
+
+
+def scaled_before(function: str, *before: Fields) -> Fields:
+    """The function of "mlp" behind other rows, with low biases."""
+    last = before[-1]["name"] if before else "y"
+    return {
+        "z": [*before, row("z", "elementwise", last, (1, 2), function=function)],
+        "tensors.b": np.array([-4.0, 3.0]),
+    }
+
+
 CHANGED: list[tuple[str, Fields]] = [
+    *(("mlp", scaled_before(each)) for each in ("relu", "gelu", "gelu_tanh", "silu", "mish", "asinh")),
+    *(("mlp", scaled_before("gelu", *some) | {"tensors.f": np.array([0.5, 2.0]), "tensors.w": 1e-3 * I4[:2]})
+        for some in (
+        [row("t", "times", "y", (1, 2), factor=-0.3)], [row("t", "times", "y", (1, 2), factor="f")],
+        [row("t", "pick", "y", (1, 2), offset=1, tables=[0, 0])], [row("t", "rounding", "y", (1, 2), dtype="bfloat16")],
+        [row("q", "pick", "x", (1, 2), offset=0, tables=[0, 1]), row("t", "add", "y q", (1, 2))])),
+    *(("heads", {"tensors.b": np.array([-9.0, 0, 3, 0]), "y.claims.1.values": [9.5], "y/2.claims.1.values": [9.1, 3.1],
+        "out": [row("z", "elementwise", of, shape, function="relu", axes=axes), end("z", *shape, axes=axes)]})
+        for of, shape, axes in (("y", (1, 3, 4), [2]), ("y", (1, 3, 4), [1, 2]), ("y/2", (1, 3, 2, 2), [3]))),
+    *((name, {"tensors.v": np.array([-3.0, 4, 0, 0]), "out": [row("z", "elementwise", "y", shape, function="relu",
+        axes=[1, 2]), end("z", *shape, axes=[1, 2])]})
+        for name, shape in (("linear of tokens", (1, 3, 4)), ("convolution of images", (1, 3, 3)))),
+    ("mlp", {"promises": [{"name": "b", "shape": [2], "parts": [{"shape": [1, 1, 2], "size": 5.5, "offset": 0,
+        "tables": [0, 0, 1]}]}]}),
     ("mlp", REAL), ("mlp", LANES | {"y.executed": ROUNDED}), ("mlp", {"y.executed": ROUNDED}), ("transposed", LANES),
     *(("product", {"y": [*some, row("y", "product", f"{x} x1", (1, 3))], "tensors.c": np.ones((1, 3))})
         for x, *some in (("s", GATE),
@@ -1555,8 +1580,9 @@ def results() -> dict[str, Callable[[], str]]:
     for kind, documents in (("changed", CHANGED), ("an original", ORIGINALS)):
         calls |= {f"{kind} {i}: {each[0]}": partial(digits, *each) for i, each in enumerate(documents)}
     calls |= {f"varied {name}": partial(varied, name) for name in ROWS if ROWS[name][0][-2]["name"] == "y"}
-    calls["sizes of kernels"] = lambda: " ".join(f"{absolute_kernel(2.0**size * SIGNED, groups, pixels):.12g}"
-        for size, groups, pixels in product((0, -700, 700), (1, 2), (False, True)))  # fmt: skip
+    calls["sizes of kernels"] = lambda: " ".join(f"{absolute_kernel(2.0**size * kernel, groups, *how):.12g}"
+        for kernel, groups in ((SIGNED, 1), (SIGNED, 2), (np.ones((2, 3, 4)), 1), (W[:, :, None], 1))
+        for size, how in product((0, -700, 700), ((False,), (True,), (False, True))))  # fmt: skip
     calls |= {f"coarsely {name}": partial(coarsely, call) for name, call in calls.items()}
     calls |= {f"in 6 digits {x}": partial(coarsely, EDGES[x], 2.0**-6) for x in ("spectral", "product", "convolution")}
     calls["frequencies"] = partial(edge, lambda most: at_once("matrices._BLOCK", int(most), partial(claimed,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from wellnormed.proof import CheckError, Claim, Proof, claims
 from wellnormed.proof.claims import MEASURES
+from wellnormed.proof.matrices import absolute_kernel, absolute_norm, shares
 from wellnormed.proof.value import LARGE
 
 Rows = list[list[Fraction]]
@@ -137,3 +139,47 @@ def test_a_product_of_weights_of_far_sizes_is_not_proved() -> None:
         with pytest.raises(CheckError, match="could not be proved"):
             claims.prove(claims.stated(Claim("product", ("a", "b"), (value,), settings)), tensors.__getitem__)
     claims.prove(claims.stated(Claim("product", ("a", "b"), (4.1e-4,), settings)), tensors.__getitem__)
+
+
+@cache
+def trees(leaves: int) -> frozenset[tuple[int, ...]]:
+    """The depths of the leaves of all binary trees, from the deepest on."""
+    joined = ((a, b) for left in range(1, leaves) for a in trees(left) for b in trees(leaves - left))
+    return frozenset(tuple(sorted((d + 1 for d in a + b), reverse=True)) for a, b in joined) or frozenset({(0,)})
+
+
+def test_addends_of_any_tree_are_rounded_no_more_often_than_their_shares_say() -> None:
+    for addends in range(1, 11):
+        deepest = np.array(list(trees(addends + 1))).max(0)[:-1]  # the bias is one more leaf
+        assert np.array_equal(shares(addends), ((deepest + 1) / (addends + 1)) ** 2)
+
+
+MATRICES = {
+    "normal": lambda g: g.standard_normal((4, 30)), "equal": lambda g: np.ones((3, 40)),
+    "rows of far sizes": lambda g: g.standard_normal((5, 20)) * 10.0 ** -np.arange(0, 500, 100)[:, None],
+    "columns of far sizes": lambda g: g.standard_normal((5, 6)) * 10.0 ** -np.arange(0, 300, 50),
+    "sparse": lambda g: g.standard_normal((9, 9)) * (g.random((9, 9)) < 0.2), "one row": lambda g: np.ones((1, 99)),
+    "one column": lambda g: g.standard_normal((9, 1)), "diagonal": lambda g: np.diag(g.standard_normal(8)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-300, 1e290])
+@pytest.mark.parametrize("name", MATRICES)
+def test_sizes_of_sums_in_the_worst_order_do_not_exceed_their_bound(name: str, scale: float) -> None:
+    """The worst order of each sum is a chain that begins with its largest addends, which gradients make larger."""
+    a = abs(MATRICES[name](np.random.default_rng(0))) * scale
+    n, unit = a.shape[1], a.max()
+    plain, ordered = (float(absolute_norm(a, each)) / unit for each in (False, True))
+    a = a / unit
+    true, most = np.linalg.norm(a, 2), np.linalg.norm(a) * (1 + 1e-12)
+    assert true * (1 - 1e-12) <= plain <= min(most, 1.05 * true)
+    share, x, found = np.minimum(1, (n + 2 - np.arange(1, n + 1)) / (n + 1)), np.ones(n), 0.0
+    for _ in range(200):
+        x = x / np.linalg.norm(x)
+        places = np.argsort(np.argsort(-a * x, axis=1), axis=1)
+        weighted = a * share[places]
+        found = max(found, float(np.linalg.norm(weighted @ x)))
+        x = weighted.T @ (weighted @ x)
+    assert 0.6 * ordered <= found <= ordered <= plain
+    kernel = a.T[:, :, None] * np.ones(3)
+    assert float(absolute_kernel(kernel, 1, False)) == pytest.approx(3 * plain, rel=0.05)

@@ -3,14 +3,16 @@
 from collections.abc import Callable
 from decimal import Decimal
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from campaigns import ulps
+from wellnormed.proof import Proof, Row
 from wellnormed.proof.arithmetic import FORMATS
-from wellnormed.proof.functions import COUPLINGS, shape_of
+from wellnormed.proof.functions import COUPLINGS, shape_of, sizes_at
 
 ENDS = 10.0 ** torch.linspace(-6, 5, 20_001, dtype=torch.float64)
 GRID = torch.cat([-ENDS.flip(0), torch.linspace(-10, 10, 200_001, dtype=torch.float64), ENDS]).sort().values
@@ -40,6 +42,9 @@ def test_the_shape_of_a_function(name, numbers, function):
     y, shape = function(x), shape_of(name, *numbers)
     (slopes,) = torch.autograd.grad(y.sum(), x)
     y, zero = y.detach().abs(), function(torch.zeros(1, dtype=torch.float64)).abs()
+    if (sizes := sizes_at(name, GRID.numpy())) is not None:
+        assert (y.numpy() <= sizes + 1e-15).all()
+        assert (sizes <= y.numpy() + 0.3).all()
     is_least(-shape.slopes[0], -slopes)
     is_least(shape.slopes[1], slopes)
     is_least(shape.at_zero, zero)
@@ -72,3 +77,29 @@ def test_formats(dtype):
     floor = about.tiny * (about.eps if name == "float16" else 1)
     expected = Decimal(about.eps / 2), Decimal(floor), Decimal(about.max), about.tiny
     assert FORMATS[name] == (*expected, "float32" if about.bits == 16 else name)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+@pytest.mark.parametrize("function", ["relu", "gelu", "gelu_tanh", "silu", "mish"])
+def test_functions_of_maps_with_low_biases_are_as_small_as_they_say(function: str, scale: float) -> None:
+    """The map is scaled before the function, whose input is the same for all scales; inputs climb the gradient."""
+    generator = torch.Generator().manual_seed(0)
+    for low in (0.0, 3.0, 50.0):
+        w, b, x = (torch.randn(shape, generator=generator).double() for shape in ((9, 4), (9,), (64, 4)))
+        w, b = w / scale, (2 * b - low) / scale
+        proof = Proof({"w": w.numpy(), "b": b.numpy()})
+        of_map = [proof.claim("spectral", "w"), proof.claim("group_norm", "b")]
+        proof.add(Row("x", "input", (), (1, 4), {"dtype": "float64", "radius": 0.5}, axes=(1,)))
+        proof.add(Row("y", "linear", ("x",), (1, 9), {"parts": 1}, tuple(of_map), reads=((1,),), axes=(1,)))
+        proof.add(Row("t", "times", ("y",), (1, 9), {"factor": scale}))
+        proof.add(Row("z", "elementwise", ("t",), (1, 9), {"function": function}, reads=((1,),), axes=(1,)))
+        radius, _, largest, _ = (float(each.max()) for each in proof.rows["z"].bounds)
+        found, entry = 0.0, 0.0
+        for _ in range(30):
+            x = (F.normalize(x) * (1 - 1e-12)).requires_grad_()
+            y = ulps.FUNCTIONS[function](scale * (x @ w.T + b))
+            norm, most = (float(each.detach().max()) for each in (y.norm(dim=1), y.abs()))
+            found, entry = max(found, norm), max(entry, most)
+            x = x.detach() + torch.autograd.grad(y.square().sum(), x)[0].detach() / (y.detach().norm() + 1e-200)
+        assert found <= radius <= np.linalg.norm(np.maximum(scale * b.numpy(), 0)) + 20
+        assert entry <= largest

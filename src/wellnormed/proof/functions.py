@@ -3,6 +3,8 @@
 from decimal import Decimal
 from typing import NamedTuple
 
+import numpy as np
+
 from wellnormed.proof.decimals import ONE, ZERO
 from wellnormed.proof.reading import require
 
@@ -67,6 +69,27 @@ COUPLINGS = {"tanh": ONE, "sin": ONE, "cos": ONE, "sigmoid": Decimal("1.44271909
 with `s = f(x)` it is the largest `16 s^2 (1 - s) / (1 + s)`, which is `8 (5 sqrt(5) - 11)`, at the golden section."""
 SETTINGS = {"leaky_relu": 1, "elu": 3, "clamp": 2, "clamp_min": 1, "clamp_max": 1}
 """Name -> number of settings of the others."""
+
+
+def sizes_at(name: str, x: np.ndarray) -> np.ndarray | None:
+    """Upper bounds of `|f(x)|` for every entry, of functions that vanish far below 0; None for all others.
+
+    No positive x is increased. At `x = -t`, a ReLU is 0, the others are at most t times a bound of the distribution
+    function that they multiply x with: `exp(-t^2 / 2) / 2` of the normal one, and of the logistic one `exp(-t)`, which
+    a tanh of t makes steeper. From t = 1 on these fall, so that no larger t than 30 needs to be looked at.
+
+    Example:
+        >>> sizes_at("silu", np.array([-20.0, 3.0]))
+        array([4.12230725e-08, 3.00000000e+00])
+    """
+    if name == "relu":
+        return np.maximum(x, 0)
+    t = np.clip(-x, 0, 30)
+    below = {"gelu": (0.5, t / 2), "gelu_tanh": (1.0, 1.59), "silu": (1.0, 1.0), "mish": (1.0, 1.0)}
+    if name not in below:
+        return None
+    factor, rate = below[name]
+    return np.where(x > 0, x, np.nextafter(factor * t * np.exp(-rate * t) * (1 + 1e-9), np.inf))
 
 
 def shape_of(name: str, *numbers: float) -> Shape:

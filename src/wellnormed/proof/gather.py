@@ -137,8 +137,10 @@ def _gather(value: Value, axes: tuple[int, ...]) -> Bounds:
         if not isinstance(term.base, Base):
             norm, entry = of_constant(term)
             radius, largest = radius + norm, largest + entry
-            if term.error:
-                error = error + term.error * of_constant(replace(term, factor=None))[0]
+            moved = None if term.moved is None else replace(term, base=term.moved)
+            error = error if moved is None else error + of_constant(moved)[0]
+            for each in (term, moved) if term.error else ():
+                error = error if each is None else error + term.error * of_constant(replace(each, factor=None))[0]
     error = error + value.floor * root(math.prod(shape[axis] for axis in axes))
     if value.fault:
         error = np.full_like(error, UNBOUNDED)

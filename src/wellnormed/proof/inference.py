@@ -1,7 +1,7 @@
 """The view of a row that a rule gets, with the checks that rules share."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
@@ -33,6 +33,8 @@ class Inference:
     """Gives the shape of a stored tensor."""
     tensor: Callable[[str], np.ndarray]
     """Gives the entries of a stored tensor."""
+    promised: Container[str]
+    """The parameters of which only a cap is known."""
     bounds: list[Bounds]
     """For every input, the bounds of the groups along the axes in `reads`."""
     executed: Executed | None
@@ -141,16 +143,21 @@ class Inference:
         most = sums if of_sums else min(self.format.largest, sums)
         self.faulty = self.faulty or any(bool((np.asarray(size) > most).any()) for size in sizes)
 
-    def summed(self, count: int, total: Any, entries: int) -> Any:
+    def summed(self, count: int, total: Any, entries: int, ordered: Any = None) -> Any:
         """The error of a group of sums of products, in any order.
 
         Args:
             count: The number of addends of each sum.
             total: The norm of the group, had it sums of absolute values.
             entries: The number of sums.
+            ordered: The same, had it sums of shares of absolute values; see `matrices.shares`. By default it is the
+                total, as for a sum of known depth, or for a row that states how often its addends are rounded.
         """
         self.require_held(total)
-        return self.of_sum(count, products=True) * total + count * FORMATS[self.format.sums].floor * root(entries)
+        rate, whole = self.of_sum(count), self.of_sum(count, products=True)
+        if ordered is None or self.arithmetic.lanes or self.how.roundings is not None:
+            ordered = total
+        return rate * ordered + (whole - rate) * total + count * FORMATS[self.format.sums].floor * root(entries)
 
     def of_sum(self, count: int, products: bool = False) -> Decimal:
         """The relative error of a sum of so many addends, or of so many products of factors."""

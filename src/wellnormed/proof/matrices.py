@@ -16,6 +16,7 @@ from wellnormed.proof.reading import Size, Sizes, require
 from wellnormed.proof.value import TINY, UNIT, gamma
 
 _BLOCK = 2**24  # so many entries of the frequency blocks are in memory at once
+_ITERATIONS = 6
 
 
 def norms_below(stack: np.ndarray, bound: float) -> bool:
@@ -77,35 +78,59 @@ def largest_entry(x: np.ndarray) -> float:
     return max(float(x.max()), -float(x.min()))
 
 
-def absolute_norm(w: np.ndarray) -> Decimal:
-    """An upper bound of the norm of the absolute values of a matrix: its Frobenius norm, or less by sums of rows."""
+def absolute_norm(w: np.ndarray, ordered: bool = False) -> Decimal:
+    """An upper bound of the norm of the absolute values of a matrix, or of a convolution of whole images.
+
+    For all positive numbers v of inputs and p of outputs, the squared norm of a matrix A of absolute values, whose
+    addends count with shares D from 0 to 1, is at most
+    `max_i (sum_j A_ij v_j D_ij^2) / p_i` times `max_j (sum_i A_ij p_i) / v_j`, by the inequality of Cauchy and Schwarz.
+    The least of a few v counts, which tend to the singular vector of A.
+
+    Args:
+        w: The matrix `(outputs, inputs)`, or the kernel `(outputs, inputs, taps)`.
+        ordered: Whether an addend counts with the share of additions that it can meet, in the tree of additions that
+            makes the result the largest; see `shares`.
+    """
     if not (largest := largest_entry(w) if w.size else 0.0):
         return ZERO
-    sizes, scale = _of_moderate_size(abs(w), largest)
-    rows, columns = (float(sizes.sum(axis).max()) for axis in (1, 0))
-    least = min(math.sqrt(float(np.vdot(sizes, sizes))), math.sqrt(rows * columns))
-    return Decimal(least * (1 + (w.size + 16) * UNIT)) * Decimal(scale)
+    scale = 2.0 ** math.frexp(largest)[1]
+    sizes = abs(w.reshape(*w.shape[:2], -1)) / scale
+    columns, v, least = sizes.sum(2), np.ones(w.shape[1]), math.inf
+    squares = np.einsum("ijk,ijk->ij", sizes, sizes) if ordered else columns
+    most = math.sqrt(float(np.square(shares(sizes[0].size)).sum()))
+    for _ in range(_ITERATIONS):
+        p = columns @ v
+        p = np.minimum(p, np.sqrt(squares @ np.square(v)) * most) if ordered else p
+        u = columns.T @ (p + math.sqrt(TINY))  # more than squares that underflow take from a sum
+        least = min(least, float((u / v).max()))
+        v = np.maximum(u / u.max(), 2.0**-20)
+    return Decimal(math.sqrt(least) * (1 + (w.size + 32) * UNIT)) * Decimal(scale)
 
 
-def absolute_kernel(w: np.ndarray, groups: int, pixels: bool) -> Decimal:
-    """The same of any convolution with the kernel `(outputs, inputs / groups, *kernel)`: the sum over taps, or less.
+def shares(addends: int) -> np.ndarray:
+    """For the addends of a sum, from the deepest on, how often each is rounded at most, over their number and one.
 
-    Changes of single pixels (with `pixels`) have no other bound. Of whole images, the norm is at most the root of the
-    product of two sums of absolute values: the largest of an output's, and the largest of an input's.
+    A further addend, such as a bias, counts. In a tree of n leaves, the k-th deepest has depth `n - k + floor(log2 k)`
+    at most: above depth d, a level of the tree without a leaf has twice as many nodes as the one before, and one with
+    l leaves has at least `2^(1 - l)` times as many, so if k leaves have depth d or more, at least `d - log2 k` others
+    have less. Products are rounded once, too.
+
+    Returns:
+        Squares of these shares, `(addends,)`.
     """
-    flat = np.ascontiguousarray(w.reshape(groups, -1, w.shape[1], w[0, 0].size).transpose(3, 0, 1, 2))
-    by_taps = sum((max(map(absolute_norm, tap)) for tap in flat), ZERO)
+    rank = np.arange(1, addends + 1)
+    return np.square(np.minimum(1, (addends + 1 - rank + np.frexp(rank)[1]) / (addends + 1)))
+
+
+def absolute_kernel(w: np.ndarray, groups: int, pixels: bool, ordered: bool = False) -> Decimal:
+    """The same of any convolution with the kernel `(outputs, inputs / groups, *kernel)`.
+
+    Of changes of single pixels (with `pixels`) it is the sum over taps, whatever the order.
+    """
+    flat = w.reshape(groups, -1, w.shape[1], w[0, 0].size)
     if pixels:
-        return by_taps
-    sizes, scale = _of_moderate_size(abs(flat), largest_entry(flat))
-    outputs, inputs = (float(sizes.sum((0, axis)).max()) for axis in (3, 2))  # of taps, groups, outputs, inputs
-    return min(by_taps, Decimal(math.sqrt(outputs * inputs) * (1 + (w.size + 16) * UNIT)) * Decimal(scale))
-
-
-def _of_moderate_size(sizes: np.ndarray, largest: float) -> tuple[np.ndarray, float]:
-    """The same numbers divided by a power of two, so that sums of squares neither over- nor underflow; and that one."""
-    scale = 1.0 if 2.0**-300 < largest < 2.0**300 else 2.0 ** math.frexp(largest)[1]
-    return sizes if scale == 1 else sizes / scale, scale
+        return sum((max(map(absolute_norm, tap)) for tap in flat.transpose(3, 0, 1, 2)), ZERO)
+    return max(absolute_norm(each, ordered) for each in flat)
 
 
 def proved_norm(stack: np.ndarray) -> float:

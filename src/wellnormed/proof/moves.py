@@ -166,7 +166,8 @@ def _joined(a: Term, b: Term) -> Term | None:
     if not bool((moderate & (exact | alike)).all()):
         return None
     cancelled = a.cancelled or b.cancelled or bool(((factor == 0) & (first != 0)).any())
-    return Term(a.base, a.index, factor, max(a.roundings, b.roundings) + 1, a.error + b.error, cancelled)
+    roundings, error = max(a.roundings, b.roundings) + 1, a.error + b.error
+    return replace(a, factor=factor, roundings=roundings, error=error, cancelled=cancelled)
 
 
 _HERE = "\0"
@@ -202,7 +203,8 @@ def _rounded(x: Value, count: int, dtype: str, beside: Decimal = ZERO) -> Value:
         rate = first if exact else most
         factor = term.most
         error = term.error * (ONE + rate) + rate * factor
-        size += (factor + error) * (base.reach if isinstance(base, Base) else _most(base))
+        reach = base.reach if isinstance(base, Base) else _most(base)
+        size += (factor + error) * (reach if term.moved is None else reach + _most(term.moved))
         terms.append(replace(term, error=error))
     floor = x.floor * (ONE + first) + (count + bool(beside)) * form.floor + most * beside
     return replace(x, terms=tuple(terms), floor=floor, fault=_HERE * (size + floor > form.largest), gathered={})
@@ -240,8 +242,8 @@ def _constant(row: Move, *, tensor: str | None = None, number: float | None = No
     content, other = row.entries(given[0]), row.others(given[0])
     index = np.arange(content.size, dtype=np.int32).reshape(content.shape)
     entries, changed = content.astype(float), other is not None  # the dtype may not hold the other entries
-    change = ZERO if other is None else _change(entries, other)
-    return Value("", content.shape, (Term(entries.reshape(-1), index, cancelled=changed),), change)
+    moved = None if other is None else abs(other - entries).reshape(-1) * (1 + 4 * UNIT)
+    return Value("", content.shape, (Term(entries.reshape(-1), index, cancelled=changed, moved=moved),))
 
 
 def _idle_ball(row: Move, *, scale: Positive, over: Axes) -> Value:

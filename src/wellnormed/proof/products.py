@@ -36,9 +36,16 @@ def linear(row: Inference, *, parts: Size) -> Bounds:
     x_radius, x_gain = (each if parts == 1 else each[..., None] for each in r[:2])
     radius = size * x_radius + shift * vectors
     x_error = r.error if parts == 1 else r.error[..., None]
-    absolute = np.array(row.absolute(row.claims[0].tensors, parts, weight_of(row)[1]), dtype=object).reshape(view)
     shifted = row.change(1).reshape(view if len(row.claims) > 1 else ())
-    local = row.summed(columns + 1, absolute * (x_radius + x_error) + (shift + shifted) * vectors, row.entries())
+    total, ordered = (
+        np.array(row.absolute(row.claims[0].tensors, parts, weight_of(row)[1], ordered=each), dtype=object).reshape(
+            view
+        )
+        * (x_radius + x_error)
+        + (shift + shifted) * vectors
+        for each in (False, True)
+    )
+    local = row.summed(columns + 1, total, row.entries(), ordered)
     local = local + row.carried(x_radius, x_error, size.shape) + shifted * vectors
     error = row.stored(radius, local, row.entries(), len(row.claims))
     return Bounds(radius, size * x_gain, radius, error)
@@ -164,22 +171,24 @@ def convolution(
     scaled, pixels, entering = len(claim.tensors) > 1, root(row.entries() // row.shape[1]), radius + error
     require(not (adjoint and (shift or scaled)), "an adjoint has no bias")
     bias, (shifted,) = shift * pixels, row.change(1) * pixels
-    (absolute,) = row.absolute(claim.tensors, groups=groups, pixels=token_wise)
+    ((absolute,), (ordered,)) = (
+        row.absolute(claim.tensors, groups=groups, pixels=token_wise, ordered=each) for each in (False, not adjoint)
+    )
     taps = math.prod(kernel[2:])
     addends = taps * (kernel[0] // groups if adjoint else kernel[1]) + 1
     carried = row.carried(radius, error, ()) + shifted
-    total, radius = absolute * entering + bias + shifted, size * radius + bias
-    floors = ZERO
+    added, radius, floors = bias + shifted, size * radius + bias, ZERO
     if scaled:  # the result before and the scale must not overflow; where that underflows, the other is multiplied
         (plain,) = row.absolute(claim.tensors[:1], groups=groups, pixels=token_wise)
         (scale,), of_bias = row.absolute(claim.tensors[1:]), sum((each.tensors for each in row.claims[1:]), ())
         parts = [row.absolute(each)[0] * pixels for each in (of_bias[:1], of_bias[:2], of_bias[2:]) if len(of_bias) > 1]
         before, floor = plain * entering + sum(parts[:1], ZERO), row.format.floor
         row.require_held(before, scale)
-        total = total + sum(parts[1:], ZERO) + Decimal(abs(row.how.beside)) * root(row.entries())
+        added = added + sum(parts[1:], ZERO) + Decimal(abs(row.how.beside)) * root(row.entries())
         each = addends * FORMATS[row.format.sums].floor + (max(2, row.how.roundings or 0) + 2) * floor
         floors = each * (ONE + scale) * root(row.entries()) + 2 * floor * before
-    local = row.summed(addends, total, row.entries()) + carried
+    total = absolute * entering + added
+    local = row.summed(addends, total, row.entries(), ordered * entering + added) + carried
     local = local + row.rate(2) * (total + local) + floors if scaled else local
     # an adjoint's products with every tap may be stored before they are added up, as many as meet at a pixel
     meet = math.prod(-(-k * math.gcd(s, d) // s) for k, s, d in zip(kernel[2:], stride, dilation, strict=True))

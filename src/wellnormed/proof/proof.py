@@ -163,6 +163,7 @@ class Proof:
         transposed: bool = False,
         groups: int | None = None,
         pixels: bool = False,
+        ordered: bool = False,
     ) -> list[Decimal]:
         """Return upper bounds of norms of the absolute values of a stored tensor's, or a promised parameter's, entries.
 
@@ -174,8 +175,9 @@ class Proof:
             transposed: Whether the transposed matrix is meant.
             groups: The number of groups of channels of a convolution, if the tensor is its kernel.
             pixels: Whether the bound must hold for changes of single pixels.
+            ordered: Whether addends count with shares; see `matrices.absolute_norm`.
         """
-        key = names, parts, transposed, groups, pixels
+        key = names, parts, transposed, groups, pixels, ordered
         if key not in self._absolute:
             promise = self.promises.get(names[0])
             if promise is not None:
@@ -185,9 +187,9 @@ class Proof:
             array, slip = claims.scaled(names, self.executed)
             if groups is None:
                 cut = claims.parts_of(claims.matrix(array if array.ndim > 1 else array[:, None], transposed), parts)
-                norms = list(map(absolute_norm, cut))
+                norms = [absolute_norm(each, ordered) for each in cut]
             else:
-                norms = [absolute_kernel(array, groups, pixels)]
+                norms = [absolute_kernel(array, groups, pixels, ordered)]
             self._absolute[key] = [each + Decimal(slip) for each in norms]
         return self._absolute[key]
 
@@ -272,7 +274,7 @@ class Proof:
             name=row.name, operation=row.operation, inputs=inputs, shape=shape,
             constants=arguments(rule, row.constants, "its constants"),
             claims=[claims.stated(each) for each in row.claims], reads=reads, axes=axes, shape_of=self.shape_of,
-            tensor=self.tensor, bounds=of_inputs, executed=row.executed, absolute=self.absolute,
+            tensor=self.tensor, promised=self.promises, bounds=of_inputs, executed=row.executed, absolute=self.absolute,
             arithmetic=self.arithmetic or ANY_ORDER, changes=self.changes,
             of_original=self.replaced is not None,
         )  # fmt: skip

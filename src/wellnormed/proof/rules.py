@@ -15,12 +15,14 @@ import numpy as np
 from wellnormed.proof.arithmetic import FORMATS, Dtype
 from wellnormed.proof.attention import ANY_WEIGHTS, EXPONENTIAL, attention, weights_error
 from wellnormed.proof.decimals import ONE, TWO, UP, ZERO, Decimals, decimals, least, root, roots
-from wellnormed.proof.functions import ERRORS, SHORT, UNDERFLOW, shape_of
+from wellnormed.proof.functions import ERRORS, SHORT, UNDERFLOW, shape_of, sizes_at
 from wellnormed.proof.inference import Inference
 from wellnormed.proof.lipsdp import lipsdp
+from wellnormed.proof.matrices import absolute_norm
 from wellnormed.proof.products import average, convex_potential, convolution, linear, margin, matrix_product, product
 from wellnormed.proof.reading import Axes, CheckError, Positive, require
 from wellnormed.proof.rows import Bounds
+from wellnormed.proof.value import TINY, UNIT, Base
 
 
 def _input(
@@ -134,6 +136,9 @@ def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = 
         require(function == "leaky_relu" and claim.values[0] <= numbers[0], "its slope is less than its claim")
     (x,), count = row.bounds, root(row.entries())
     radius, largest = shape.growth * x.radius + shape.at_zero * count, shape.growth * x.largest + shape.at_zero
+    if (resting := _at_bias(row, function)) is not None:
+        norm, most, apart = resting
+        radius, largest = least(radius, norm + shape.slope * apart), least(largest, most + shape.slope * apart)
     if shape.ceiling is not None:
         radius, largest = least(radius, shape.ceiling * count), least(largest, shape.ceiling)
     (moved,) = row.change(0)
@@ -154,6 +159,32 @@ def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = 
     if beside:  # a limit is rounded
         error = error + (row.rate(1) * beside + row.format.floor) * count
     return Bounds(radius, shape.slope * x.gain, largest, error)
+
+
+def _at_bias(row: Inference, function: str) -> tuple[Decimal, Decimal, Decimals] | None:
+    """Of a function of `c (W h + b)`: norm and largest entry of `f(c b)`, and the norm of `c W h`; or None.
+
+    As computed, `c b` differs from it by a rounding, and by those of c, which count as part of `c W h`.
+    """
+    (term, *others) = row.inputs[0].terms
+    base, factor = term.base, 1.0 if term.factor is None else term.factor
+    if others or not isinstance(base, Base) or term.index is not base.order or np.size(factor) > 1:
+        return None
+    source = base.inference if base.axes == row.axes else None
+    if source is None or source.operation != "linear" or len(source.claims) < 2 or source.constants["parts"] > 1:
+        return None
+    name, strength = source.claims[1].tensors[0], float(np.ravel(factor)[0])
+    if name in row.promised or (sizes := sizes_at(function, strength * row.tensor(name).reshape(1, -1))) is None:
+        return None
+    size, shift = (Decimal(claim.values[0]) for claim in source.claims)
+    vectors, rounded = root(row.entries() // sizes.size), ZERO
+    if term.factor is not None:
+        rounded = (term.most * shift * (term.roundings + 1) * Decimal(2 * UNIT) + Decimal(TINY)) * vectors
+    return (
+        absolute_norm(sizes) * vectors,
+        Decimal(float(sizes.max())),
+        term.most * size * source.bounds[0].radius + rounded,
+    )
 
 
 def _mixture(row: Inference) -> Bounds:

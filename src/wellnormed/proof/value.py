@@ -107,6 +107,8 @@ class Term:
     """The executed value has, in the place of each factor, a number that differs from it by at most this."""
     cancelled: bool = False
     """Whether factors that are 0 have that error, too, as where a model subtracts what it has added before."""
+    moved: np.ndarray | None = None
+    """Of a constant, how far its executed entries are from it, by their absolute values; None if they are the same."""
 
     @cached_property
     def most(self) -> Decimal:
