@@ -28,7 +28,7 @@ from wellnormed.proof.decimals import decimals, float_up, root_down, rounding_up
 from wellnormed.proof.files import _KINDS, Stored
 from wellnormed.proof.functions import FUNCTIONS
 from wellnormed.proof.lipsdp import Network
-from wellnormed.proof.matrices import _symbols, absolute_kernel
+from wellnormed.proof.matrices import _symbols, absolute_kernel, absolute_norm
 from wellnormed.proof.moves import Move
 from wellnormed.proof.promises import Parts, Promise
 from wellnormed.proof.reading import CheckError, Offset, Positive, Size, printable, read
@@ -1595,6 +1595,7 @@ def results() -> dict[str, Callable[[], str]]:
         "function": "elu", "numbers": [3.7, -0.1, 1.1]}}), "large underflows": lambda: coarsely(partial(at_once,
         "lipsdp.TINY", 2.0**-9, EDGES["slope of a sum"]))}  # fmt: skip
     calls["an escaped text"] = partial(printable, "a\x1b\n\t")
+    calls["the largest float"] = lambda: str(absolute_norm(np.full((1, 1), np.finfo(float).max)))
     calls |= {"change of no row": lambda: str(change_of([], None)), "caps": lambda: str(Promise("w", (9,), (*CAPPED,)))}
     calls["stored"] = lambda: str([Stored(kind, (2,), bytes(range(9, 9 + 2 * np.dtype(form).itemsize))).array().tolist()
         for kind, form in _KINDS.items()])  # fmt: skip

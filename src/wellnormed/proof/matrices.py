@@ -93,7 +93,7 @@ def absolute_norm(w: np.ndarray, ordered: bool = False) -> Decimal:
     """
     if not (largest := largest_entry(w) if w.size else 0.0):
         return ZERO
-    scale = 2.0 ** math.frexp(largest)[1]
+    scale = 2.0 ** min(math.frexp(largest)[1], 1023)
     sizes = abs(w.reshape(*w.shape[:2], -1)) / scale
     columns, v, least = sizes.sum(2), np.ones(w.shape[1]), math.inf
     squares = np.einsum("ijk,ijk->ij", sizes, sizes) if ordered else columns
