@@ -649,6 +649,7 @@ LEVERS: tuple[tuple[str, Data, Training, Training], ...] = (
         (10_000, LEAD, 5, "averaged"),
     ),
     ("40,000 steps for 10,000, and products in bfloat16", "cifar10", (10_000, LEAD, 5), (40_000, LEAD, 5)),
+    ("rate 0.025 for 0.1", "cifar10", (40_000, LEAD, 5), (40_000, LEAD, 5, "rate 0.025")),
     ("offset 2.83 for 1.41", "cifar10", (40_000, LEAD, 5), (40_000, 2 * LEAD, 5)),
     ("8,000 steps of 200 for 1,000 of 100, momentum 0.8, bfloat16", "mnist", (1000, 3.2, 0), (8000, 3.2, 0)),
     ("8,000 steps of 200 for 2,000 of 100, momentum 0.8, bfloat16", "mnist", (2000, 1.2, 0), (8000, 1.2, 0)),
