@@ -26,7 +26,7 @@ from wellnormed.proof.check import change_of, conclude
 from wellnormed.proof.claims import complete, prove
 from wellnormed.proof.decimals import decimals, float_up, root_down, rounding_up, shown
 from wellnormed.proof.files import _KINDS, Stored
-from wellnormed.proof.functions import FUNCTIONS
+from wellnormed.proof.functions import FUNCTIONS, sizes_at
 from wellnormed.proof.lipsdp import Network
 from wellnormed.proof.matrices import _symbols, absolute_kernel, absolute_norm
 from wellnormed.proof.moves import Move
@@ -1595,6 +1595,7 @@ def results() -> dict[str, Callable[[], str]]:
         "function": "elu", "numbers": [3.7, -0.1, 1.1]}}), "large underflows": lambda: coarsely(partial(at_once,
         "lipsdp.TINY", 2.0**-9, EDGES["slope of a sum"]))}  # fmt: skip
     calls["an escaped text"] = partial(printable, "a\x1b\n\t")
+    calls["a small GELU"] = lambda: str(sizes_at("gelu", np.array([-5e-324])))
     calls["the largest float"] = lambda: str(absolute_norm(np.full((1, 1), np.finfo(float).max)))
     calls |= {"change of no row": lambda: str(change_of([], None)), "caps": lambda: str(Promise("w", (9,), (*CAPPED,)))}
     calls["stored"] = lambda: str([Stored(kind, (2,), bytes(range(9, 9 + 2 * np.dtype(form).itemsize))).array().tolist()
