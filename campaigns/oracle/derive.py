@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from campaigns.oracle.networks import is_proved
-from campaigns.oracle.primitives import PRIMITIVES, Read
-from campaigns.oracle.upper import Upper, to_decimals
+from campaigns.oracle.primitives import BELOW, FUNCTIONS, PRIMITIVES, Read
+from campaigns.oracle.upper import Upper, least, root_up, to_decimals
 from campaigns.oracle.value import Base, Bounds, Linear, Term, Value, add, collapse, constant, slack
 from wellnormed.certificates import Certificate, Row
 
@@ -32,6 +32,7 @@ def derive(certificate: Certificate, weights: Mapping[str, Tensor]) -> dict[str,
 class _Oracle:
     def __init__(self, certificate: Certificate, tensors: dict[str, Tensor]) -> None:
         self.rows, self.tensors = {row.name: row for row in certificate.rows}, tensors
+        self.promises = certificate.promises
         self.values: dict[str, Value] = {}
         self.bounds: dict[str, Bounds] = {}
 
@@ -56,14 +57,38 @@ class _Oracle:
             constants["functions"] = [_function(x) for x in inputs]
         if row.operation == "lipsdp":
             assert is_proved(self.rows, row, self.tensors), row.name
-        bounds = collapse(PRIMITIVES[row.operation](reads, constants, row.claims))
-        self.bounds[row.name] = bounds
+        bounds = PRIMITIVES[row.operation](reads, constants, row.claims)
+        if row.operation == "elementwise" and (near := self._around_bias(row, inputs[0])) is not None:
+            bounds = Bounds(least(bounds.radius, near.radius), bounds.gain, least(bounds.largest, near.largest))
+        bounds = self.bounds[row.name] = collapse(bounds)
         linear, function, cut = None, row.constants.get("function"), None
         if row.operation == "linear":
             weight = row.claims[0]
             linear = Linear(inputs[0], weight.tensors[0], bool(weight.constants.get("transposed")), len(row.claims) > 1)
             cut = self._parts(row)
         return Value(row.name, row.shape, (Term(Base(row.name, row.shape, row.axes, bounds, linear, function, cut)),))
+
+    def _around_bias(self, row: Row, x: Value) -> Bounds | None:
+        """`|f(c (W h + b))| <= |f(c b)| + slope |c W h|`, of functions that vanish far below 0, else None."""
+        (term, *others), name = x.terms, row.constants["function"]
+        base, promised = term.base, {each.name for each in self.promises}
+        if others or name not in BELOW or not isinstance(base, Base) or base.axes != tuple(row.axes):
+            return None
+        source, factor = self.rows[base.name], 1.0 if term.factor is None else float(term.factor.reshape(-1)[0])
+        if base.linear is None or not base.linear.bias or term.index is not None or source.constants["parts"] > 1:
+            return None
+        bias = source.claims[1].tensors[0]
+        if bias in promised or (term.factor is not None and term.factor.numel() > 1):
+            return None
+        at = [max(b, 0.0) or BELOW[name](min(-b, 30.0)) for b in (factor * self.tensors[bias].double()).tolist()]
+        norm, vectors = (
+            root_up(sum(Upper(a) * a for a in at)),
+            math.prod(row.shape[axis] for axis in row.axes) // len(at),
+        )
+        before = self.value(source.inputs[0]).gather(tuple(source.reads[0])).radius
+        moved = FUNCTIONS[name]().slope * (abs(Upper(factor)) * Upper(source.claims[0].values[0]) * before)
+        radius = norm * root_up(vectors) + moved
+        return Bounds(radius, moved, Upper(max(at)) + moved)
 
     def _parts(self, row: Row) -> Any:
         def cut(parts: int) -> Base:

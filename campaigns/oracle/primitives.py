@@ -83,6 +83,15 @@ FUNCTIONS: dict[str, Callable[..., Shape]] = {
 }
 """Name -> its shape, for the numbers that the executed operation passes. The checker has a table of its own."""
 
+BELOW: dict[str, Callable[[float], float]] = {
+    "relu": lambda t: 0.0,
+    "gelu": lambda t: t * math.exp(-t * t / 2) / 2,
+    "gelu_tanh": lambda t: t * math.exp(-1.59 * t),
+    "silu": lambda t: t * math.exp(-t),
+    "mish": lambda t: t * math.exp(-t),
+}
+"""Name -> an upper bound of `|f(-t)|`, which falls from t = 1 on."""
+
 
 @primitive("input")
 def _input(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:

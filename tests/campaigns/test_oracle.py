@@ -45,5 +45,5 @@ def test_both_derive_the_same_bounds(name, model, example, settings):
 
 def test_a_slope_that_is_wrong_is_seen(monkeypatch):
     monkeypatch.setitem(functions.FUNCTIONS, "relu", ("0", "0.999", "1", "0", None))
-    with pytest.raises(AssertionError, match="gain"):
+    with pytest.raises(AssertionError, match=r"'1\.relu', 'radius'"):
         _compare(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), torch.randn(1, 3))

@@ -154,7 +154,7 @@ def mend(document: Document, tensors: Tensors) -> None:
 def require_true(document: Document, tensors: Tensors) -> None:
     """Compare all bounds that were accepted with those of the oracle."""
     accepted = proof_of(document, tensors).rows
-    certificate = SimpleNamespace(rows=tuple(accepted.values()), computed={})
+    certificate = SimpleNamespace(rows=tuple(accepted.values()), computed={}, promises=())
     for name, again in derive(certificate, {key: torch.from_numpy(each) for key, each in tensors.items()}).items():
         for what in again._fields:
             ours, theirs = np.broadcast_arrays(getattr(accepted[name].bounds, what), getattr(again, what))
