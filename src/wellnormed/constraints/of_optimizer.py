@@ -328,7 +328,8 @@ class Constraints:
         moved |= {name for name, change in self._agree(others).items() if change == WRITTEN}
         acting = [c for c in self._constrained if c.name in moved]
         acting = [c for c in acting if c.name not in unmoved or c.constraint.acts_at_rest]
-        enforcing.apply(acting, self._seen | self._measured.seen(), self._placement)
+        seen, self._measured = self._seen | self._measured.seen(), Measured([])  # whose copies are of the step alone
+        enforcing.apply(acting, seen, self._placement)
         self._remember()
         if self._left is not None:
             self._left = {c.name: local(c.parameter).detach().clone() for c in self._constrained}
