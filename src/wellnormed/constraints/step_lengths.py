@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 import torch
 from torch import nn
 
+from wellnormed._devices import recording
 from wellnormed._finite import sizes
 from wellnormed.constraints.weights import Constrained
 from wellnormed.norms import Norm
@@ -108,13 +109,17 @@ class Measured:
         self._starts = [(c, c.parameter.detach().clone()) for c in constrained]
 
     def seen(self) -> Bounds:
-        """What constraints see of the steps, by the bounds that were measured."""
-        if not self._starts:
-            return {}
-        constrained, starts = zip(*self._starts, strict=True)
-        lengths = sizes(torch._foreach_sub([c.parameter.detach() for c in constrained], list(starts)))
-        by = zip(constrained, lengths, strict=True)
-        return {c.name: c.own.seen_step(x / least_unit(c.norm, c.parameter.shape), c.parameter) for c, x in by}
+        """What constraints see of the steps, by the bounds that were measured; none while a CUDA graph is recorded."""
+        found: Bounds = {}
+        for device in {start.device for _, start in self._starts}:
+            if recording(device):
+                continue
+            constrained, starts = zip(*(each for each in self._starts if each[1].device == device), strict=True)
+            lengths = sizes(torch._foreach_sub([c.parameter.detach() for c in constrained], list(starts)))
+            for c, length in zip(constrained, lengths, strict=True):
+                shape = c.parameter.shape
+                found[c.name] = c.own.seen_step(length / least_unit(c.norm, shape), c.parameter)
+        return found
 
 
 def rates_of(optimizer: torch.optim.Optimizer) -> list[tuple[Any, ...]]:
