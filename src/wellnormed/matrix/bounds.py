@@ -69,7 +69,7 @@ def _within(w: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
     wide, scale = tall_and_scaled(w, torch.float64)
     target = bound / scale
     m, n = wide.shape[-2:]
-    gram = full_product(wide.mT, wide)
+    gram = symmetric_product(wide.mT, wide)
     del wide  # to free the memory of large matrices, as below
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     frobenius = diagonal.sum(-1)
