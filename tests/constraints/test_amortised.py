@@ -1,6 +1,7 @@
 """Caps that act after every few steps: the promise is proved after every one, and what is computed is counted."""
 
 import copy
+import math
 from collections import Counter
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 import wellnormed as wn
 from tests.constraints.test_constraints import BEAR_ANY_STEP, HardCapByProducts
 from wellnormed.constraints import EntryCap, HardCap, SoftCap, SpectralNormalize, caps
+from wellnormed.constraints.step_lengths import Measured
 
 CAP = 1.2
 NORMS = {
@@ -214,6 +216,23 @@ def test_steps_without_a_bound_are_measured(kind, projections):
         optimizer.step()
         assert max(constraints.proved_ratios().values()) <= 1
     assert 2 * 10 <= sum(size * times for size, times in projections.items()) <= 80
+
+
+@pytest.mark.parametrize(
+    ("entries", "step", "known"),
+    [(24, 0.03, True), (4 * 10**7, 0.001234, True), (24, 1e-23, True), (24, 1e30, False), (24, math.nan, False)],
+)
+def test_a_measured_step_is_never_shorter_than_it_was(entries, step, known):
+    layer = nn.Linear(entries, 1, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    constraints = wn.constrain(optimizer, {"*": HardCap(1.0, every=8)}, norms=layer, prove=False)
+    with torch.no_grad():
+        layer.weight.zero_()
+        measured = Measured(constraints._constrained)
+        layer.weight += step
+    true = step * entries  # in units of a row of norm 1, whose entries are 1 / entries
+    found = measured.seen()["weight"]
+    assert true <= found <= 1.1 * true + 1e-6 if known else found is None
 
 
 def test_a_decay_is_not_credited_to_a_weight_below_the_cap():

@@ -1,15 +1,15 @@
 """What constraints know of an optimizer: which parameters it has and, if it says so, how long its steps are."""
 
 import functools
+import math
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from wellnormed._devices import recording
-from wellnormed._finite import sizes
 from wellnormed.constraints.weights import Constrained
 from wellnormed.norms import Norm
 from wellnormed.parallel import Placement
@@ -99,6 +99,17 @@ def least_unit(norm: Norm, shape: torch.Size) -> float:
     return min(unit for _, unit in norm.blocks(torch.empty(shape, device="meta")))
 
 
+_LONG = 2**20
+"""The most entries whose length is computed in float32 at once: it is then within .1%, where that of 4e7 equal entries
+is 2% too small, and that of 1e8 5% too large."""
+
+
+def _rows(x: Tensor) -> Tensor:
+    """The lengths of the rows of a tensor, whose axes but the first are one."""
+    rows = x.reshape(len(x), -1)
+    return torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64 if rows.shape[-1] > _LONG else x.dtype)
+
+
 class Measured:
     """Weights before a step whose optimizer gives no bound, by which the step is measured once it was made.
 
@@ -115,10 +126,12 @@ class Measured:
             if recording(device):
                 continue
             constrained, starts = zip(*(each for each in self._starts if each[1].device == device), strict=True)
-            lengths = sizes(torch._foreach_sub([c.parameter.detach() for c in constrained], list(starts)))
-            for c, length in zip(constrained, lengths, strict=True):
-                shape = c.parameter.shape
-                found[c.name] = c.own.seen_step(length / least_unit(c.norm, shape), c.parameter)
+            steps = torch._foreach_sub([c.parameter.detach() for c in constrained], list(starts))
+            lengths = torch.stack(torch._foreach_norm([_rows(x) if x.numel() > _LONG else x for x in steps]))
+            for c, length in zip(constrained, lengths.tolist(), strict=True):
+                most = length + c.parameter.numel() ** 0.5 * 2.0**-63  # of entries whose squares are 0 in float32
+                bound = most / least_unit(c.norm, c.parameter.shape) if most < math.inf else None
+                found[c.name] = c.own.seen_step(bound, c.parameter)
         return found
 
 

@@ -15,7 +15,7 @@ from wellnormed.matrix._checks import (
     tall_and_scaled,
     working_dtype,
 )
-from wellnormed.matrix._symmetric import full_product, symmetric_product
+from wellnormed.matrix._symmetric import symmetric_product
 from wellnormed.proof.matrices import proved_norm, shift
 
 ABOVE = 2.0**-14
