@@ -189,10 +189,11 @@ def convolution(
         floors = each * (ONE + scale) * root(row.entries()) + 2 * floor * before
     total = absolute * entering + added
     local = row.summed(addends, total, row.entries(), ordered * entering + added) + carried
-    local = local + row.rate(2) * (total + local) + floors if scaled else local
+    reached = size * entering + added  # beside its errors, the result has no larger norm, and is rounded as a whole
+    local = local + row.rate(2) * (reached + local) + floors if scaled else local
     # an adjoint's products with every tap may be stored before they are added up, as many as meet at a pixel
     meet = math.prod(-(-k * math.gcd(s, d) // s) for k, s, d in zip(kernel[2:], stride, dilation, strict=True))
-    rounded, often = (total, meet + 1) if adjoint else (total if scaled else radius, len(row.claims))
+    rounded, often = (total, meet + 1) if adjoint else (reached if scaled else radius, len(row.claims))
     return Bounds(radius, size * gain, radius, row.stored(rounded, local, row.entries(), often))
 
 
