@@ -942,6 +942,8 @@ FAULTS: list[tuple[str, Fields]] = [
         [99.0], "y.claims.0.values": [99.0]}) for x, each in (("w", np.full((3, 1, 2), 4e37)), ("b", [15e37] * 3))),
     ("scaled convolution in float16", {"tensors.w": np.full((3, 1, 2), 1e-5), "tensors.s": np.full(3, 7e4),
         "y.claims.1.values": [2e5], "tensors.b": np.full(3, 1e-5)}),
+    ("constant", original(("x", 3), c=[[8e4, -4], [0, 0], [-5, 12]]) | {"z.executed": F16,
+        "tensors.c": np.array([[4e4, -4], [0, 0], [-5, 12]])}),
     ("scaled convolution of pixels", {"tensors.w": np.full((2, 1, 2, 1), 3e37), "tensors.s": np.full(2, 1e-38),
         "tensors.t": np.full(2, 14e37), "y.claims.0.values": [99.0], "y.claims.1.values": [2e38]}),
 ]  # fmt: skip
@@ -979,6 +981,7 @@ CHANGED: list[tuple[str, Fields]] = [
     *(("mlp", scaled_before("gelu", *some) | {"tensors.f": np.array([0.5, 2.0]), "tensors.w": 1e-3 * I4[:2]})
         for some in (
         [row("t", "times", "y", (1, 2), factor=-0.3)], [row("t", "times", "y", (1, 2), factor="f")],
+        [row("c", "constant", "", (2,), tensor="f"), row("t", "pick", "c", (1, 2), offset=0, tables=[0, 1])],
         [row("t", "pick", "y", (1, 2), offset=1, tables=[0, 0])], [row("t", "rounding", "y", (1, 2), dtype="bfloat16")],
         [row("q", "pick", "x", (1, 2), offset=0, tables=[0, 1]), row("t", "add", "y q", (1, 2))])),
     *(("heads", {"tensors.b": np.array([-9.0, 0, 3, 0]), "y.claims.1.values": [9.5], "y/2.claims.1.values": [9.1, 3.1],
@@ -987,9 +990,14 @@ CHANGED: list[tuple[str, Fields]] = [
     *((name, {"tensors.v": np.array([-3.0, 4, 0, 0]), "out": [row("z", "elementwise", "y", shape, function="relu",
         axes=[1, 2]), end("z", *shape, axes=[1, 2])]})
         for name, shape in (("linear of tokens", (1, 3, 4)), ("convolution of images", (1, 3, 3)))),
+    ("linear of tokens", {"tensors.v": np.array([-3.0, 4, 0, 0]), "out": [row("t", "times", "y", (1, 3, 4),
+        divisor=-3.0), row("z", "elementwise", "t", (1, 3, 4), function="relu", axes=[1, 2]),
+        end("z", 1, 3, 4, axes=[1, 2])]}),
     ("mlp", {"promises": [{"name": "b", "shape": [2], "parts": [{"shape": [1, 1, 2], "size": 5.5, "offset": 0,
         "tables": [0, 0, 1]}]}]}),
-    ("mlp", REAL), ("mlp", LANES | {"y.executed": ROUNDED}), ("mlp", {"y.executed": ROUNDED}), ("transposed", LANES),
+    ("mlp", REAL), ("mlp", LANES | {"y.executed": ROUNDED}), ("transposed", LANES),
+    *(("mlp", some | {"tensors.w": np.ones((2, 4)), "y.claims.0.values": [3.0]}) for some in (LANES, {
+        "y.executed": ROUNDED})),
     *(("product", {"y": [*some, row("y", "product", f"{x} x1", (1, 3))], "tensors.c": np.ones((1, 3))})
         for x, *some in (("s", GATE),
         ("t", GATE, row("t", "times", "s", (1, 3), factor=3.0)), ("t", GATE, row("t", "add", "s x1", (1, 3))),
@@ -1564,9 +1572,10 @@ def coarsely(call: Callable[[], Any], unit: float = 2.0**-20) -> Any:
     coarse = {name: form._replace(floor=decimal.Decimal(2.0**-10)) for name, form in FORMATS.items() if form.floor}
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(FORMATS, coarse))
-        for module in ("value", "gather", "attention", "products", "claims", "matrices", "promises", "moves", "proof"):
+        both = ("claims", "matrices", "promises", "rules")
+        for module in (*both, "value", "gather", "attention", "products", "moves", "proof"):
             stack.enter_context(limits(f"{module}.UNIT", unit))
-        for module in ("claims", "matrices", "promises", "lipsdp"):
+        for module in (*both, "lipsdp"):
             stack.enter_context(limits(f"{module}.TINY", 2.0**-30))
         return call()
 
@@ -1596,6 +1605,8 @@ def results() -> dict[str, Callable[[], str]]:
         "lipsdp.TINY", 2.0**-9, EDGES["slope of a sum"]))}  # fmt: skip
     calls["an escaped text"] = partial(printable, "a\x1b\n\t")
     calls["a small GELU"] = lambda: str(sizes_at("gelu", np.array([-5e-324])))
+    calls["sizes of matrices"] = lambda: " ".join(f"{absolute_norm(np.array(each)):.12g}"
+        for each in ([[3.0, 5, 0], [4, 0, 2]], [[1.0, *[1e-7] * 4095]]))  # fmt: skip
     calls["the largest float"] = lambda: str(absolute_norm(np.full((1, 1), np.finfo(float).max)))
     calls |= {"change of no row": lambda: str(change_of([], None)), "caps": lambda: str(Promise("w", (9,), (*CAPPED,)))}
     calls["stored"] = lambda: str([Stored(kind, (2,), bytes(range(9, 9 + 2 * np.dtype(form).itemsize))).array().tolist()

@@ -242,7 +242,7 @@ def _constant(row: Move, *, tensor: str | None = None, number: float | None = No
     content, other = row.entries(given[0]), row.others(given[0])
     index = np.arange(content.size, dtype=np.int32).reshape(content.shape)
     entries, changed = content.astype(float), other is not None  # the dtype may not hold the other entries
-    moved = None if other is None else abs(other - entries).reshape(-1) * (1 + 4 * UNIT)
+    moved = None if other is None else (other - entries).reshape(-1) * (1 + 4 * UNIT)
     return Value("", content.shape, (Term(entries.reshape(-1), index, cancelled=changed, moved=moved),))
 
 

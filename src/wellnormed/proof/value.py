@@ -108,7 +108,7 @@ class Term:
     cancelled: bool = False
     """Whether factors that are 0 have that error, too, as where a model subtracts what it has added before."""
     moved: np.ndarray | None = None
-    """Of a constant, how far its executed entries are from it, by their absolute values; None if they are the same."""
+    """Of a constant, its executed entries less these, rounded away from zero; None if both are the same."""
 
     @cached_property
     def most(self) -> Decimal:
