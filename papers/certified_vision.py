@@ -10,8 +10,8 @@ PGD on the cross entropy, and Auto-PGD on what withstands that. A tie certifies 
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from statistics import fmean
@@ -88,112 +88,80 @@ class Cell:
 
 
 class Setting(NamedTuple):
-    """The settings that the cells of a data set share."""
+    """One training of ours, which those of other libraries are compared with."""
 
-    steps: int
-    batch: int
-    channels: tuple[int, ...]
-    depths: tuple[int, ...]
-    hidden: tuple[int, ...]
-    width: int
-    """The width of the other libraries' first layers."""
-    offset: float
-    temperature: float
-    tested: int
-    pgd_steps: int
-    apgd_steps: int
-    annealing: float = 0.0
-    rounded: bool = False
-    momentum: float = 0.9
-    shift: int = 2
-    averaged: float | None = None
-    rate: float = OURS
+    cell: Cell
     aims: tuple[tuple[float, float], ...] = ()
     """Distances, and the shares that an hour of a core should certify there."""
 
 
 ROOT = math.sqrt(2)
 """To be safe within r, the right logit must lead by this times r if the two rows are orthogonal."""
-CIFAR = Setting(1200, 125, (32, 96, 192), (0, 3, 3), (256,), 32, ROOT, 0.25, 300, 10, 20)
-MNIST = Setting(1200, 100, (16, 64), (0, 2), (128,), 16, 1.5 * ROOT, 0.25, 300, 10, 20)
+CIFAR = Cell("cifar10", "wellnormed", 0, OURS, 1200, 125, (32, 96, 192), (0, 3, 3), ROOT, 0.25, 300, 10, 20, (256,))
+MNIST = Cell("mnist", "wellnormed", 0, OURS, 1200, 100, (16, 64), (0, 2), 1.5 * ROOT, 0.25, 300, 10, 20, (128,))
 DEEP = (256, 256, 128)
+CIFAR_10K = replace(CIFAR, steps=10_000, hidden=DEEP, temperature=1.0, annealing=5.0)
+CIFAR_40K = replace(CIFAR_10K, steps=40_000, rounded=True)
+MNIST_8K = replace(MNIST, steps=8000, batch=200, hidden=DEEP, offset=1.2, rounded=True, momentum=0.8)
+FIRST = 36 / 255
 SETTINGS: dict[tuple[Preset, Data], tuple[Setting, ...]] = {
     ("cpu", "cifar10"): (
-        CIFAR,
-        CIFAR._replace(temperature=1.0, annealing=5.0),
-        CIFAR._replace(steps=10_000, hidden=DEEP, aims=((36 / 255, 0.5),)),
-        CIFAR._replace(steps=10_000, hidden=DEEP, temperature=1.0, annealing=5.0, aims=((36 / 255, 0.5),)),
-        CIFAR._replace(steps=10_000, hidden=DEEP, temperature=1.0, annealing=5.0, averaged=0.0),
-        CIFAR._replace(steps=10_000, hidden=DEEP, temperature=1.0, annealing=5.0, averaged=0.9, momentum=0.5),
-        CIFAR._replace(steps=10_000, hidden=DEEP, temperature=1.0, annealing=5.0, shift=4),
-        CIFAR._replace(
-            steps=40_000, hidden=DEEP, temperature=1.0, annealing=5.0, rounded=True, aims=((36 / 255, 0.57),)
-        ),
-        CIFAR._replace(
-            steps=40_000,
-            hidden=DEEP,
-            temperature=1.0,
-            annealing=5.0,
-            rounded=True,
-            rate=0.025,
-            aims=((36 / 255, 0.57),),
-        ),
-        CIFAR._replace(
-            steps=40_000,
-            hidden=DEEP,
-            offset=2 * ROOT,
-            temperature=1.0,
-            annealing=5.0,
-            rounded=True,
-            aims=((1.0, 0.22),),
-        ),
+        Setting(CIFAR),
+        Setting(replace(CIFAR, temperature=1.0, annealing=5.0)),
+        Setting(replace(CIFAR, steps=10_000, hidden=DEEP), ((FIRST, 0.5),)),
+        Setting(CIFAR_10K, ((FIRST, 0.5),)),
+        Setting(replace(CIFAR_10K, averaged=0.0)),
+        Setting(replace(CIFAR_10K, averaged=0.9, momentum=0.5)),
+        Setting(replace(CIFAR_10K, shift=4)),
+        Setting(CIFAR_40K, ((FIRST, 0.57),)),
+        Setting(replace(CIFAR_40K, rate=0.025), ((FIRST, 0.57),)),
+        Setting(replace(CIFAR_40K, offset=2 * ROOT), ((1.0, 0.22),)),
     ),
     ("cpu", "mnist"): (
-        MNIST,
-        MNIST._replace(steps=2000, hidden=DEEP, offset=1.2, aims=((0.3, 0.96),)),
-        MNIST._replace(steps=1000, hidden=DEEP, offset=3.2, aims=((1.58, 0.6),)),
-        MNIST._replace(
-            steps=8000, batch=200, hidden=DEEP, offset=3.2, rounded=True, momentum=0.8, aims=((1.58, 0.68),)
+        Setting(MNIST),
+        Setting(replace(MNIST, steps=2000, hidden=DEEP, offset=1.2), ((0.3, 0.96),)),
+        Setting(replace(MNIST, steps=1000, hidden=DEEP, offset=3.2), ((1.58, 0.6),)),
+        Setting(replace(MNIST_8K, offset=3.2), ((1.58, 0.68),)),
+        Setting(MNIST_8K, ((0.3, 0.975),)),
+        Setting(replace(MNIST_8K, steps=12_000), ((0.3, 0.975),)),
+        Setting(replace(MNIST_8K, offset=2.8), ((0.3, 0.96), (1.58, 0.64))),
+        Setting(
+            replace(MNIST, network="attention", steps=2000, channels=(256,), depths=(), hidden=(256, 128), offset=2.4)
         ),
-        MNIST._replace(
-            steps=8000, batch=200, hidden=DEEP, offset=1.2, rounded=True, momentum=0.8, aims=((0.3, 0.975),)
-        ),
-        MNIST._replace(
-            steps=12_000, batch=200, hidden=DEEP, offset=1.2, rounded=True, momentum=0.8, aims=((0.3, 0.975),)
-        ),
-        MNIST._replace(
-            steps=8000, batch=200, hidden=DEEP, offset=2.8, rounded=True, momentum=0.8, aims=((0.3, 0.96), (1.58, 0.64))
-        ),
-        MNIST._replace(steps=2000, channels=(256,), depths=(), hidden=(256, 128), offset=2.4),
     ),
     ("paper", "cifar10"): (
-        Setting(20_000, 250, (128, 512, 1024), (2, 6, 6), (1024,), 128, ROOT, 0.25, 1000, 100, 100),
+        Setting(Cell("cifar10", "wellnormed", 0, OURS, 20_000, 250, (128, 512, 1024), (2, 6, 6), ROOT, 0.25,
+                     1000, 100, 100, (1024,))),
     ),
-    ("paper", "mnist"): (Setting(6000, 250, (64, 256), (0, 4), (512,), 32, 1.5 * ROOT, 0.25, 1000, 100, 100),),
-}
+    ("paper", "mnist"): (
+        Setting(Cell("mnist", "wellnormed", 0, OURS, 6000, 250, (64, 256), (0, 4), 1.5 * ROOT, 0.25,
+                     1000, 100, 100, (512,))),
+    ),
+}  # fmt: skip
 """`DEEP` ones were chosen on the last 10,000 images of the training split, by networks that had not seen them."""
+WIDTHS: dict[tuple[Preset, Data], int] = {
+    ("cpu", "cifar10"): 32, ("cpu", "mnist"): 16, ("paper", "cifar10"): 128, ("paper", "mnist"): 32,
+}  # fmt: skip
+"""The widths of the other libraries' first layers."""
 
 
 def cells(preset: Preset) -> list[Cell]:
     """Seed after seed; networks of other libraries, at every rate, where steps are as few as in the first setting."""
     return [
-        _cell(setting, seed, data, name, rate)
+        replace(each, seed=seed)
         for seed in range(3)
         for (part, data), settings in SETTINGS.items()
         if part == preset
-        for setting in settings
-        for name in ("wellnormed" if setting.depths else "attention", *PEERS)
-        if name not in PEERS or setting.steps == settings[0].steps
-        for rate in (RATES if name in PEERS else (setting.rate,))
+        for ours, _ in settings
+        for each in (ours, *(_of_peers(ours, WIDTHS[part, data]) if ours.steps == settings[0].cell.steps else ()))
     ]
 
 
-def _cell(setting: Setting, seed: int, data: Data, name: Network, rate: float) -> Cell:
-    shared = setting._asdict()
-    width, *_ = (shared.pop(name) for name in ("width", "aims", "rate"))
-    if name in PEERS:
-        shared |= {"channels": (width,), "depths": (), "hidden": ()}
-    return Cell(data, name, seed, rate, **shared)
+def _of_peers(ours: Cell, width: int) -> Iterator[Cell]:
+    """The cells of the networks of other libraries that a cell of ours is compared with."""
+    for name in PEERS:
+        for rate in RATES:
+            yield replace(ours, network=name, rate=rate, channels=(width,), depths=(), hidden=())
 
 
 @cache
@@ -414,9 +382,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     for kind, (_, _, results) in found.items():
         data, made_by = kind.data, kind.network
         spent = f"{fmean(result['seconds_of_training'] for result in results) / 60:.1f} minutes of a core"
-        shared = {"data": data, "network": made_by}
-        settings = [each for each in SETTINGS[preset, data] if Kind.of(each._asdict() | shared) == kind]
-        aims = [aim for each in settings if made_by not in PEERS for aim in each.aims]
+        aims = [aim for cell, some in SETTINGS[preset, data] if Kind.of(vars(cell)) == kind for aim in some]
         for budget, aim in aims:
             values = [result["certified"][BUDGETS[data].index(budget)] for result in results]
             verdict = "reached" if fmean(values) >= aim else "not reached"
