@@ -14,7 +14,6 @@ from torch import Tensor
 
 from papers.header import header, write_result
 from wellnormed.proof.arithmetic import FORMATS
-from wellnormed.proof.attention import EXPONENTIAL
 from wellnormed.proof.functions import ERRORS, UNDERFLOW
 
 RESULTS = Path(__file__).parents[1] / "results" / "ulps.json"
@@ -25,9 +24,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "log_sigmoid": F.logsigmoid, "mish": F.mish,
     "softshrink": F.softshrink, "exp": torch.exp, "softplus": F.softplus,
 }  # fmt: skip
-"""Name in the kernel -> torch's function. The kernel's softmax uses `exp`, which is no function of a row, and bounds
-`softplus` as a `log_sigmoid`."""
-UNITS = {**ERRORS, "exp": (EXPONENTIAL, 0, 0), "softplus": ERRORS["log_sigmoid"]}
+"""Name in the kernel -> torch's function. The kernel bounds `softplus` as a `log_sigmoid`."""
+UNITS = {**ERRORS, "softplus": ERRORS["log_sigmoid"]}
 
 
 def share(name: str, x: Tensor) -> float:

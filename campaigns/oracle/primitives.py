@@ -49,6 +49,11 @@ def _d(x: float | str) -> Upper:
     return Upper(x)
 
 
+def _exponential(most: Upper) -> Shape:
+    """Of arguments up to the one where it has this value, and this slope."""
+    return Shape(most, at_zero=ONE, ceiling=most)
+
+
 FUNCTIONS: dict[str, Callable[..., Shape]] = {
     "relu": lambda: Shape(ONE),
     "abs": lambda: Shape(ONE),
@@ -75,6 +80,7 @@ FUNCTIONS: dict[str, Callable[..., Shape]] = {
     "leaky_relu": lambda slope: Shape(max(ONE, abs(_d(slope)))),
     # alpha (exp(x) - 1) below zero
     "elu": lambda alpha, scale, inner: Shape(abs(_d(scale)) * max(ONE, abs(_d(alpha) * _d(inner)))),
+    "exp": lambda limit: _exponential(_d(math.exp(limit) * (1 + 1e-12))),
     "clamp_min": lambda low: Shape(ONE, at_zero=max(ZERO, _d(low))),
     "clamp_max": lambda high: Shape(ONE, at_zero=max(ZERO, -_d(high))),
     "clamp": lambda low, high: Shape(

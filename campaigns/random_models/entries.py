@@ -75,6 +75,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "logsigmoid": F.logsigmoid, "sigmoid": torch.sigmoid, "hardsigmoid": F.hardsigmoid, "hardswish": F.hardswish,
     "erf": torch.erf, "gelu": F.gelu, "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu,
     "mish": F.mish, "selu": F.selu, "hardtanh": F.hardtanh, "softplus": F.softplus,
+    "exp": lambda x: torch.exp(1.5 * torch.tanh(x)),
     "gelu, spelled": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
     "gelu by tanh, spelled": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
 }  # fmt: skip

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellnormed.certificates import capture, certify
+import wellnormed as wn
+from wellnormed.certificates import capture, certify, lower_bound
 from wellnormed.program.errors import UncertifiableError
 from wellnormed.proof.functions import FUNCTIONS, SETTINGS, shape_of
 
@@ -246,6 +247,45 @@ def test_softplus_jumps_by_less_than_a_rounding_and_is_listed_as_one(beta):
         certify(nn.Softplus(beta, threshold=13.9), example)
 
 
+class Coupling(nn.Module):
+    """Half of a real-valued non-volume-preserving flow (Dinh et al., 2017)."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.shift = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x):
+        a, b = x.chunk(2, -1)
+        return torch.cat([a, b * torch.exp(torch.tanh(self.scale(a))) + self.shift(a)], -1)
+
+
+def test_an_exponential_is_as_steep_as_its_argument_allows():
+    torch.manual_seed(0)
+    exact = certify(Net(lambda _, x: x.exp()), _random(1, 4), radius=1.0)  # all of one vector's size in one entry
+    assert exact.lipschitz == pytest.approx(math.exp(2.0), rel=1e-6)
+    model, x = Coupling(), _random(8, 4)
+    certificate = certify(model, x, radius=2.0)
+    found = lower_bound(model, x, radius=2.0).value
+    assert certificate.with_lower_bound(found).lower_bound >= 0.25 * certificate.rms_lipschitz
+    assert certificate.forward_error < 1e-4
+    for radius, remedy in ((400.0, "as large as 800; bound them"), (math.inf, "certify for a smaller domain")):
+        with pytest.raises(UncertifiableError, match=remedy):
+            certify(Net(lambda _, x: x.exp()), _random(1, 4), radius=radius)
+
+
+def test_a_flow_is_constrained():
+    torch.manual_seed(0)
+    model, x = Coupling(), _random(8, 4)
+    optimizer = wn.Scion(model, lr=0.1)
+    constraints = wn.constrain(optimizer, lipschitz=4.0, example_input=x, radius=1.0)
+    for _ in range(5):
+        (-model(x).square().mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert certify(model, x, radius=1.0).lipschitz <= 4.0
+    assert certify(model, x, radius=1.0, within=constraints).lipschitz <= 4.0
+
+
 @pytest.mark.parametrize("pool", [F.max_pool2d, F.avg_pool2d, F.max_pool3d, F.avg_pool3d], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("batch", [(), (1,)])
 def test_a_setting_of_one_entry_is_of_all_axes(pool, batch):
@@ -278,6 +318,7 @@ _LIBRARY: dict[str, tuple[Callable[[Tensor], Tensor], list[tuple[float, ...]]]] 
     "leaky_relu": (F.leaky_relu, [(0.01,), (-2.0,), (3.0,)]),
     "elu": (torch.ops.aten.elu, [(1.0, 1.0, 1.0), (2.0, 0.5, 1.5), (-1.5, -1.0, 1.0), (0.2, 3.0, 2.0)]),
     "clamp": (torch.clamp, [(-1.0, 1.0), (0.5, 2.0), (-3.0, -2.0)]),
+    "exp": (lambda x, most: x.clamp(max=most).exp(), [(0.0,), (0.2,)]),
     "clamp_min": (torch.clamp_min, [(-1.0,), (2.0,)]), "clamp_max": (torch.clamp_max, [(-1.0,), (2.0,)]),
 }  # fmt: skip
 

@@ -122,9 +122,9 @@ _LARGE = {"dtype": torch.float64}
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     # what has no bound
     "no bound": (
-        lambda: nn.Sequential(nn.Linear(4, 4), Net(lambda s, x: torch.softmax(x.exp(), -1))),
+        lambda: nn.Sequential(nn.Linear(4, 4), Net(lambda s, x: torch.softmax(x.lgamma(), -1))),
         torch.ones(2, 4),
-        r"operation `exp.default` in module `1` at .*:\d+ `return self.function\(self, x, ",
+        r"operation `lgamma.default` in module `1` at .*:\d+ `return self.function\(self, x, ",
     ),
     "not continuous": (lambda: Net(lambda s, x: x.round()), torch.ones(2, 4), "not continuous"),
     "dropout in training": (lambda: nn.Dropout(0.1), torch.ones(2, 4), "dropout is active in training mode"),

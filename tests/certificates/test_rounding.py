@@ -314,4 +314,4 @@ def test_scales_of_logits_that_lose_what_they_give_back_have_no_bound() -> None:
 def test_functions_err_no_more_than_the_kernel_allows(name: str, dtype: torch.dtype) -> None:
     for x in floats(dtype, 2**20 - 3):
         assert share(name, x) <= 1
-    assert {*FUNCTIONS, "clamp", "clamp_min", "clamp_max", "softsign", "tanhshrink"} == {*ERRORS, "exp", "softplus"}
+    assert {*FUNCTIONS, "clamp", "clamp_min", "clamp_max", "softsign", "tanhshrink"} == {*ERRORS, "softplus"}

@@ -23,6 +23,7 @@ NUMBERS: list[tuple[str, tuple[float, ...], Callable[[Tensor], Tensor]]] = [
     *(("elu", (a, s, i), lambda x, a=a, s=s, i=i: s * torch.where(x > 0, x, a * torch.expm1(i * x.clamp(max=0))))
         for a, s, i in ((3.0, 2.0, 1.5), (-3.0, 2.0, 1.5), (0.5, -2.0, 1.5))),
     *(("clamp", each, lambda x, each=each: x.clamp(*each)) for each in ((-3.0, 1.0), (-3.0, -1.0), (2.0, 5.0))),
+    *(("exp", (each,), lambda x, each=each: x.clamp(max=each).exp()) for each in (0.0, 0.5)),
     *(("clamp_min", (each,), lambda x, each=each: x.clamp(min=each)) for each in (-3.0, 3.0)),
     *(("clamp_max", (each,), lambda x, each=each: x.clamp(max=each)) for each in (-3.0, 3.0)),
 ]  # fmt: skip

@@ -55,19 +55,21 @@ ERRORS: dict[str, tuple[int, int, int]] = {
     "softshrink": (3, 0, 0), "tanhshrink": (4, 12, 0),
     **dict.fromkeys(("tanh", "atan", "sigmoid"), (10, 0, 0)), "erf": (10, 0, 8), "asinh": (16, 0, 0),
     **dict.fromkeys(("sin", "cos"), (4, 0, 4)), "hardsigmoid": (3, 3, 3), "hardswish": (6, 6, 0),
-    "gelu": (6, 12, 0), "gelu_tanh": (8, 16, 0), "log_sigmoid": (16, 0, 4), "mish": (16, 8, 0),
+    "gelu": (6, 12, 0), "gelu_tanh": (8, 16, 0), "log_sigmoid": (16, 0, 4), "mish": (16, 8, 0), "exp": (8, 0, 0),
 }  # fmt: skip
 """Name -> a, b and c of the error of the executed `f(x)`: at most `u (a |f(x)| + b |x| + c)`, if one operation errs by
 u, and `UNDERFLOW` times the least normal number. For `elu`, c is that of each unit of its scale and its alpha.
 
 `results/ulps.json` has the shares of it that `campaigns/ulps.py` measured. Nothing is said where `8 |x|` overflows."""
 UNDERFLOW = 256
+STEEPEST = 700
+"""The largest argument of an exponential; float64 overflows little beyond it."""
 SHORT = ("hardsigmoid", "hardswish")
 """Functions that some kernels compute with constants of float32, in float64, too."""
 COUPLINGS = {"tanh": ONE, "sin": ONE, "cos": ONE, "sigmoid": Decimal("1.442719099991587856366947")}
 """Name -> the least k with `f(x)^2 + (f'(x) / slope)^2 / k <= 1` for all x: where f is large, it is flat. For sigmoid,
 with `s = f(x)` it is the largest `16 s^2 (1 - s) / (1 + s)`, which is `8 (5 sqrt(5) - 11)`, at the golden section."""
-SETTINGS = {"leaky_relu": 1, "elu": 3, "clamp": 2, "clamp_min": 1, "clamp_max": 1}
+SETTINGS = {"leaky_relu": 1, "elu": 3, "clamp": 2, "clamp_min": 1, "clamp_max": 1, "exp": 1}
 """Name -> number of settings of the others."""
 
 
@@ -98,7 +100,8 @@ def shape_of(name: str, *numbers: float) -> Shape:
     Args:
         name: Name of the function, such as `gelu_tanh`.
         numbers: The settings that the executed operation passes: the slope of `leaky_relu`; alpha, scale and inner of
-            `elu`, which is `scale alpha (exp(inner x) - 1)` below zero; the limits of the clamps.
+            `elu`, which is `scale alpha (exp(inner x) - 1)` below zero; the limits of the clamps; the largest
+            argument of `exp`, from which on it is taken to be constant.
 
     Raises:
         CheckError: The name is unknown, or the function has no bounds with these settings.
@@ -124,6 +127,11 @@ def shape_of(name: str, *numbers: float) -> Shape:
         return Shape((ZERO, ONE), ONE, max(ZERO, low, -high), max(-low, high))
     if name in ("clamp_min", "clamp_max"):
         return Shape((ZERO, ONE), ONE, max(ZERO, settings[0] if name == "clamp_min" else -settings[0]), None)
+    if name == "exp":
+        (limit,) = settings
+        require(limit <= STEEPEST, f"its largest argument must be at most {STEEPEST}")
+        most = limit.exp().next_plus()  # which is the nearest decimal, whatever the context
+        return Shape((ZERO, most), most, ONE, most)
     *known, ceiling = FUNCTIONS[name]
     low, high, growth, at_zero = map(Decimal, known)
     return Shape((low, high), growth, at_zero, None if ceiling is None else Decimal(ceiling))

@@ -135,6 +135,9 @@ def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = 
         claim = row.claim(0, "max_abs")
         require(function == "leaky_relu" and claim.values[0] <= numbers[0], "its slope is less than its claim")
     (x,), count = row.bounds, root(row.entries())
+    if function == "exp":
+        require(bool((x.largest <= Decimal(numbers[0])).all()), "its entries exceed its largest argument")
+        row.faulty = row.faulty or bool((x.largest + x.error > Decimal(numbers[0])).any())
     radius, largest = shape.growth * x.radius + shape.at_zero * count, shape.growth * x.largest + shape.at_zero
     if (resting := _at_bias(row, function)) is not None:
         norm, most, apart = resting
@@ -149,7 +152,7 @@ def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = 
         by_size, by_input, constant = map(Decimal, units)
         constant *= max([ONE, *(abs(Decimal(each)) for each in numbers)]) ** 2
         own = by_size * (radius + error) + by_input * (x.radius + x.error) + constant * count
-        row.require_held(8 * (x.largest + x.error))
+        row.require_held(8 * (x.largest + x.error), largest)
         at_once = not row.how.roundings  # or step by step
         unit = row.rate(1, of_sums=at_once)
         unit = max(unit, FORMATS["float32"].unit) if unit and function in SHORT else unit

@@ -12,6 +12,8 @@ from wellnormed.lowering.operations.elementwise import multiply
 from wellnormed.lowering.rounding import rounded
 from wellnormed.program.errors import DRAWS
 from wellnormed.program.operation import operation
+from wellnormed.proof.decimals import float_up
+from wellnormed.proof.functions import STEEPEST
 from wellnormed.proof.value import Value
 
 
@@ -65,6 +67,20 @@ def prelu(ledger: Ledger, x: Value, weight: Stored) -> Value:
 def elu(ledger: Ledger, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
     """ELU, which is `scale alpha (exp(input_scale x) - 1)` below zero and `scale x` above."""
     return apply(ledger, "elu", x, alpha, scale, input_scale)
+
+
+@operation("aten.exp.default", executed=True)
+def exp(ledger: Ledger, x: Value) -> Value:
+    """The exponential of entries of bounded size, where it is as steep as it is large."""
+    bounds = ledger.bounds(x, inner_axes(x))
+    ledger.constants_of_promises = ledger.constants_of_promises or bool(ledger.promises)
+    limits = [float_up(each.max()) for each in (bounds.largest + bounds.error, bounds.largest)]
+    if not limits[1] <= STEEPEST:
+        raise ledger.refuse(
+            f"it grows without bound, and entries may be as large as {limits[1]:.3g}; bound them, as by "
+            "`s * torch.tanh(x / s)` or a clamp, or certify for a smaller domain"
+        )
+    return apply(ledger, "exp", x, next(each for each in limits if each <= STEEPEST))
 
 
 @operation("aten.celu.default", executed=True)
