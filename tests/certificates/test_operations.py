@@ -213,19 +213,15 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("sizes", "steps", "restarts"), [([1.0], 6, 1), pytest.param([0.1, 1.0, 5.0], 100, 6, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", [*CASES, *ATTENTION])
-def test_search_exceeds_no_bound(name):
-    model, shape, radius = CASES[name] if name in CASES else (ATTENTION[name][0], (1, 3, 4), ATTENTION[name][1])
-    attack(model(), _random(*shape), radius, steps=6, restarts=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*CASES, *ATTENTION])
-def test_long_search_exceeds_no_bound(name):
+def test_search_exceeds_no_bound(name, sizes, steps, restarts):
     """Prints the share of the proved gain that is attained."""
     model, shape, radius = CASES[name] if name in CASES else (ATTENTION[name][0], (1, 3, 4), ATTENTION[name][1])
-    for size in (0.1, 1.0, 5.0):
-        share = attack(model(), _random(*shape), size * radius, steps=100, restarts=6)
+    for size in sizes:
+        share = attack(model(), _random(*shape), size * radius, steps=steps, restarts=restarts)
         print(f"{name} | {size * radius} | {share:.3f}")
 
 

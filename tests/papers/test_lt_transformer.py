@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import wellnormed as wn
-from papers import block_mass, inflation
+from papers import inflation
 from papers._lt_transformer import Bfloat16SoftCap, InflatedAsPublished, TransformerRun, largest_norm, lt_transformer
 from wellnormed.matrix import soft_cap, soft_cap_strength
 from wellnormed.train.task import fit
@@ -86,12 +86,3 @@ def test_the_factor_decides_the_embedding_s_steps_as_published():
 def test_rare_symbols_are_the_rarer_half():
     rare, frequent = inflation.by_frequency(torch.tensor([0, 0, 0, 1, 2, 2, 2, 2, 3, 3]), 5)
     assert (set(rare.tolist()), set(frequent.tolist())) == ({4, 1}, {3, 0, 2})
-
-
-def test_the_best_rate_is_that_of_the_lowest_mean():
-    def row(lr, loss, seed):
-        return {"config": {"lr": lr, "seed": seed, "blocks_mass": 32} | block_mass.HALVED, "results": {"loss": loss}}
-
-    rows = [row(1, 3.0, 0), row(1, 1.0, 1), row(2, 1.5, 1), row(2, 1.6, 0)]
-    assert block_mass.best(rows, 32, block_mass.HALVED) == [1.6, 1.5]
-    assert block_mass.best(rows, 32, block_mass.MODULAR) == block_mass.best(rows, 8, block_mass.HALVED) == []
