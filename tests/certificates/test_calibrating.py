@@ -258,23 +258,15 @@ def test_a_constant_leaves_more_to_the_weights_after_calibrating():
     optimizer = wn.Scion(model, lr=0.05)
     with pytest.raises(ValueError, match=r"1.layer_norm .* by 317.*wn\.calibrate\(model, data\)"):
         wn.constrain(optimizer, lipschitz=1e-5, example_input=VECTORS)
-    with pytest.raises(ValueError, match=r"can hardly move.* wn\.calibrate"):
-        wn.constrain(optimizer, lipschitz=4.0, example_input=VECTORS)
     with pytest.warns(UserWarning, match="costs range"):
         small = wn.constrain(optimizer, lipschitz=4.0, example_input=VECTORS, accept_small_range=True)
     small.remove()
     wn.calibrate(model, VECTORS.split(16))
     constraints = wn.constrain(optimizer, lipschitz=4.0, example_input=VECTORS, move_every=5)
     assert constraints.caps()["3.weight"] > 2.5 * small.caps()["3.weight"]
-    targets, losses = torch.arange(64) % 3, []
-    for _ in range(10):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(VECTORS), targets)
-        loss.backward()
+    for _ in range(3):
+        F.cross_entropy(model(VECTORS), torch.arange(64) % 3).backward()
         optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    model.eval()
     assert wn.certify(model, VECTORS).lipschitz <= wn.certify(model, VECTORS, within=constraints).lipschitz <= 4
 
 

@@ -37,12 +37,6 @@ def test_weights_without_values_are_refused():
         wn.constrain(optimizer, {"0": wn.HardCap(1.0)}, norms=model)
 
 
-def test_norms_must_be_an_assignment():
-    model = nn.Linear(3, 2)
-    with pytest.raises(ValueError, match=r"norms must be the model or its Assignment, got .*; pass norms=model"):
-        wn.constrain(torch.optim.SGD(model.parameters(), lr=0.1), {"weight": wn.HardCap(1.0)}, norms={"weight": 1})
-
-
 def test_a_norm_sphere_in_the_weights_own_norms():
     model = nn.Sequential(nn.Embedding(7, 6), nn.Linear(6, 5))
     optimizer = wn.Scion(model, lr=0.3)
