@@ -1,12 +1,12 @@
 """The transformer of Norm-Constrained LMOs: what it computes, and what its optimizers do in one step."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from papers import _gpt, _lmo_tokens, batch_size, lr_transfer_gpt, scion_3b, sign_only, warm_up
+from papers import _gpt, _lmo_tokens, batch_size, lr_transfer_gpt, scion_3b, sign_only
 from papers._gpt import FINEWEB, GPT, RADII, GPTRun, GPTTask, rate_factor
 from wellnormed.data.characters import CharacterText
 from wellnormed.data.shards import header
@@ -164,35 +164,6 @@ def test_cells_of_the_paper_start(experiment, tokens, tmp_path, quick_ends):
     for number, cell in enumerate(cells.values()):
         folder = [tmp_path / f"cell-{number}"] * experiment.EXPERIMENT.keeps
         assert experiment.run(tiny(cell, 1), CPU, *folder)["loss"] is not None
-
-
-def test_a_large_model_is_judged_at_the_rate_of_the_small_one():
-    losses = {"Adam with warm-up": 3.0, "Muon": 2.5, "uSCG": 2.4, "SCG": 2.6}
-    rows = [
-        {"config": asdict(cell), "results": {"loss": losses[cell.method] - (cell.lr != rate) * (cell.seed - 0.5)}}
-        for cell in scion_3b.cells("cpu")
-        for rate in [scion_3b.RATES["cpu"][cell.method]]
-    ]
-    found = {verdict.what: verdict for verdict in scion_3b.verdicts(rows, "cpu")}
-    assert found["Adam with warm-up: loss"].ours == "3.000; 2.500 at the best of 6 rates (edge)"
-    assert found["uSCG below Adam with warm-up"].ours == "lower by 0.600"
-    assert (found["uSCG below Muon"].verdict, found["SCG below Muon"].verdict) == ("same shape", "another shape")
-
-
-@pytest.mark.parametrize(("cost", "verdict"), [(0.3, "same shape"), (0.0, "another shape")])
-def test_a_warm_up_is_needed_where_the_rate_that_is_best_with_one_loses_without(cost, verdict):
-    """At its best rate without one, which is smaller, Adam loses nothing: rates are not compared with each other."""
-    rows = []
-    for cell in warm_up.cells("cpu"):
-        high = cell.lr == 2.0 ** warm_up.POWERS[cell.method][-2]
-        loss = 2.0 if high else 3.0
-        if cell.method.startswith("Adam") and not cell.warm_up:
-            loss = 2.0 + cost if high else 2.0
-        rows.append({"config": asdict(cell), "results": {"loss": loss}})
-    one, two, *scion = warm_up.verdicts(rows, "cpu")
-    assert (one.verdict, two.verdict) == (verdict, "measured")
-    assert one.ours.startswith(f"Adam {cost:.3f} to {cost:.3f}, Muon 0.000 to 0.000")
-    assert [found.verdict for found in scion] == ["another shape"] * 2  # 2 is not lower than 2
 
 
 def test_tokens_are_the_same_for_every_batch():
