@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import wellnormed as wn
 from papers import certified_vision, mnist
-from papers.certified_vision import MEASURED, Training, cells, distance, figures, margin_loss, verdicts
+from papers.certified_vision import MEASURED, Training, cells, figures, margin_loss, verdicts
 from papers.one_lipschitz import BetaAbs, Shift, attending, optimizer_of
 from wellnormed.data._download import DataError
 from wellnormed.train.task import fit
@@ -116,10 +116,6 @@ def test_an_aim_is_judged_where_a_setting_has_it():
         ("offset 2.8", "not reached"), ("offset 2.8", "reached"), ("offset 3.2", "not reached"),
         ("offset 3.2", "not reached"),
     ]  # fmt: skip
-
-
-def test_distances_are_named_as_in_the_literature():
-    assert [distance(each) for each in (36 / 255, 1.0, 1.58)] == ["36/255", "1", "1.58"]
 
 
 def test_the_files_of_mnist_are_read_as_published(tmp_path, monkeypatch):
