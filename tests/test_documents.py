@@ -4,6 +4,7 @@ import ast
 import importlib
 import importlib.util
 import itertools
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -166,48 +167,24 @@ def test_the_page_of_reproductions_is_what_its_rows_give():
     assert rows == set(re.findall(r"\]\(\.\./(results/reproduce/[^)]+\.jsonl)\)", page))  # none without its section
 
 
-def test_the_page_of_reproductions_says_what_was_not_run():
+def test_the_page_of_reproductions_knows_lists_of_rows_as_the_tuples_of_cells():
     module = script("make_reproduction")
-    experiment = module.load("watermark")
-    cells = experiment.cells("cpu")
-    rows = [{"cell": module.cell_key(cell), "config": vars(cell)} for cell in cells if cell.method == "dualized"]
-    assert module.not_run(experiment, "cpu", rows) == "30 of 60 cells were not run (method: normalized)"
-    assert module.not_run(experiment, "cpu", rows[1:]) == "31 of 60 cells were not run (method: normalized)"
-    every = [{"cell": module.cell_key(cell), "config": vars(cell)} for cell in cells]
-    assert module.not_run(experiment, "cpu", every) == ""
-    vision = module.load("certified-vision")  # whose rows have lists, as JSON has them, where cells have tuples
+    vision = module.load("certified-vision")
     cells = [cell for cell in vision.cells("cpu") if cell.network == "wellnormed"]
     rows = [{"cell": module.cell_key(cells[0]), "config": {**vars(cells[0]), "channels": list(cells[0].channels)}}]
     assert f"channels: {list(cells[0].channels)}" not in module.not_run(vision, "cpu", rows)
 
 
-def test_the_page_of_reproductions_shows_what_is_not_empty():
-    module = script("make_reproduction")
-    verdicts = [module.Verdict("a | b", "-", "1", "-", 3, verdict, "so") for verdict in ("measured", "reached")]
-    lines = ["| a \\| b | 1 | so |", "| a \\| b | 1 | reached: as above |"]
-    assert list(module.shown(verdicts)) == ["|  | ours | verdict |", "|---|---|---|", *lines]
+def test_an_optimizer_that_lacks_a_task_has_no_result_of_its_kind():
+    content = json.loads((ROOT / "results" / "lightbench.json").read_text(encoding="utf-8"))
+    first, *others = pass_rates(content)[1]
 
+    def without(*tasks):
+        rows = [row for row in content["rows"] if row["optimizer"] != first[0] or row["task"] not in tasks]
+        return pass_rates(content | {"rows": rows})[1]
 
-def test_tasks_that_are_passed_are_counted():
-    """Who failed the trivial form has failed the easy one; some tasks have none."""
-    passes = {("minimax", "x"), ("xor_spot", "x"), ("xor_spot", "y"), ("beale", "x"), ("beale", "y")}
-    rows = [
-        {"task": task, "difficulty": "trivial", "optimizer": name, "passed": (task, name) in passes}
-        for task in MATRICES + VECTORS
-        for name in "xy"
-    ]
-    easy = {"difficulty": "easy", "passed": True}
-    rows += [{"task": t, "optimizer": name, **easy} for t, name in passes - {("xor_spot", "y")} if t != "beale"]
-    rows += [{"task": "xor_spot", "optimizer": "y", "difficulty": "easy", "passed": False}]
-    rows += [{"task": "beale", "optimizer": "x", "error": "no such difficulty", "difficulty": "easy", "passed": False}]
-    content = {"rows": rows, "versions": {}, "trials": 1, "steps": 1, "left_out": {}}
-    _, lines = pass_rates(content)
-    assert lines == [("x", "2 of 13", "2 of 2", "1 of 28", "0 of 0"), ("y", "1 of 13", "0 of 2", "1 of 28", "0 of 0")]
-    fewer = [row for row in rows if row["task"] != "minimax" or row["optimizer"] != "y"]
-    _, lines = pass_rates(content | {"rows": fewer})
-    assert lines[1] == ("y", "-", "-", "1 of 28", "0 of 0")  # a kind that lacks a task has no result
-    _, lines = pass_rates(content | {"rows": [row for row in fewer if row["task"] != "beale"]})
-    assert [name for name, *_ in lines] == ["x"]
+    assert without(MATRICES[0]) == [(first[0], "-", "-", *first[3:]), *others]
+    assert without(MATRICES[0], VECTORS[0]) == others
 
 
 def test_the_page_of_results_is_what_its_files_give():
