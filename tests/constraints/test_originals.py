@@ -4,13 +4,16 @@ import copy
 import pickle
 import re
 import warnings
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import wellnormed as wn
+from wellnormed.certificates import proved_caps
 
 
 class Triple(nn.Module):
@@ -128,15 +131,18 @@ def test_a_constant_is_refused_for_another_program_before_the_step(name):
 class Counting(nn.Module):
     """Its plain attributes change in every call; the slope is one of them, and the function another."""
 
+    shared = 1.0
+
     def __init__(self):
         super().__init__()
-        self.slope, self.calls, self.bend = 0.5, 0, torch.relu
-        self.factors, self.scales, self.tensor, self.last = [1.0], {"a": 1.0}, torch.tensor(1.0), None
+        self.slope, self.calls, self.bend, self.config = 0.5, 0, torch.relu, SimpleNamespace(scale=1.0)
+        self.factors, self.scales, self.tensor, self.last = [1.0], {"a": {"b": 1.0}}, torch.tensor(1.0), None
 
     def forward(self, x):
         self.calls += 1
-        self.last = x.detach()
-        return self.slope * self.factors[0] * self.scales["a"] * self.tensor * self.bend(x)
+        self.last = x.detach(), x.detach()
+        scale = self.config.scale * self.scales["a"]["b"] * self.shared * (9.0 if self.calls > 9 else 1.0)
+        return self.slope * self.factors[0] * scale * self.tensor * self.bend(x)
 
 
 class Steep(Counting):
@@ -157,9 +163,11 @@ CODE = {
     "slope": lambda each: setattr(each, "slope", 5.0),
     "bend": lambda each: setattr(each, "bend", torch.abs),
     "factors": lambda each: each.factors.__setitem__(0, 5.0),
-    "scales": lambda each: each.scales.update(a=5.0),
+    "scales": lambda each: each.scales["a"].update(b=5.0),
+    "config": lambda each: setattr(each.config, "scale", 5.0),
     "tensor": lambda each: each.tensor.fill_(5.0),
     "__class__": lambda each: setattr(each, "__class__", Steep),
+    "__class__.shared": lambda each: setattr(type(each), "shared", 5.0),
     "forward": lambda each: setattr(each, "forward", lambda x: 5 * x),
     "_forward_hooks": lambda each: each.register_forward_hook(lambda layer, inputs, result: 5 * result),
     "_forward_pre_hooks": lambda each: each.register_forward_pre_hook(lambda layer, inputs: 5 * inputs[0]),
@@ -170,20 +178,76 @@ CODE = {
 @pytest.mark.parametrize("name", CODE)
 def test_a_constant_is_refused_for_other_code_before_the_step(name, asked):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 6, bias=False), Counting(), Attention())
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), type("Own", (Counting,), {})(), Attention())
     optimizer = wn.Scion(model, lr=0.1)
     constraints = wn.constrain(optimizer, example_input=torch.randn(2, 3, 6), **{asked: 20.0})
     for _ in range(2):
-        step(model, optimizer, torch.ones(2, 3, 6))
+        with torch.autocast("cpu", torch.bfloat16):
+            step(model, optimizer, torch.ones(2, 3, 6))
         model[1].notes = f"what changes nothing: {model[1].calls}"
         model[1].register_full_backward_hook(lambda *_: None)
     CODE[name](model[1])
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(ValueError, match=rf"20 is proved for the model as it was, and 1\.{name} is another one now"):
+    said = rf"20 is proved for the model as it was, and 1\.{name.partition('.')[0]} is another one now"
+    with pytest.raises(ValueError, match=said):
         step(model, optimizer, torch.ones(2, 3, 6))
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
     constraints.remove()
     step(model, optimizer, torch.ones(2, 3, 6))
+
+
+class Reading(nn.Module):
+    """Its factor stands where no attribute of a module shows it."""
+
+    factor = np.ones(1, dtype=np.float32)
+
+    def forward(self, x):
+        return x * float(self.factor[0])
+
+
+@pytest.mark.parametrize(
+    ("layer", "change", "what"),
+    [
+        (Reading, lambda each: each.factor.fill(5.0), "something that it reads"),
+        (Counting, lambda each: setattr(each, "calls", 10), "1.calls, 1.last"),
+    ],
+)
+def test_what_no_step_sees_at_once_is_refused_in_rarer_steps_and_printed(layer, change, what, monkeypatch):
+    monkeypatch.setattr(proved_caps, "UNSEEN", 4)
+    monkeypatch.setattr(Reading, "factor", Reading.factor.copy())
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), layer())
+    optimizer = wn.Scion(model, lr=0.1)
+    constraints = wn.constrain(optimizer, lipschitz=20.0, example_input=torch.randn(2, 6))
+    step(model, optimizer)
+    step(model, optimizer)
+    assert "something else" not in str(constraints)
+    change(model[1])
+    step(model, optimizer)
+    assert "computes something else now, and the constant 20 is not proved" in str(constraints)
+    for _ in range(2):  # it stays refused
+        with pytest.raises(ValueError, match=rf"as it was, and {what} is another one now"):
+            step(model, optimizer)
+
+
+class Growing(nn.Module):
+    """Its table has as many rows as the longest input so far, as tables of positions often have."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.ones(2, 6), persistent=False)
+
+    def forward(self, x):
+        if len(self.table) < x.shape[-2]:
+            self.table = torch.ones(x.shape[-2], 6)
+        return x * self.table[: x.shape[-2]]
+
+
+def test_a_table_that_has_grown_is_refused_by_name():
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), Growing())
+    optimizer = wn.Scion(model, lr=0.1)
+    wn.constrain(optimizer, lipschitz=20.0, example_input=torch.randn(1, 2, 6))
+    with pytest.raises(ValueError, match=r"as it was, and 1\.table is another one now"):
+        step(model, optimizer, torch.ones(1, 3, 6))
 
 
 @pytest.mark.parametrize("kept", [lambda o, c: o, lambda o, c: c], ids=["optimizer", "constraints"])

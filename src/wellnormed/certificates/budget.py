@@ -77,7 +77,7 @@ class Budget(ProvedCaps):
         rows += [(name, "none", "", why) for name, why in self._left_out.items()]
         moves = f"move every {self._every} steps" if self._every else "stay"
         head = f"Lipschitz constant at most {self._words}\nafter every step; caps {moves}"
-        return "\n".join([head, *self._moved, aligned(rows), *[RECTIFIED] * self._rectified])
+        return "\n".join([head, *self._notes(), aligned(rows), *[RECTIFIED] * self._rectified])
 
     __repr__ = __str__
 

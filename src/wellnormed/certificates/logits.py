@@ -39,7 +39,7 @@ class Logits(ProvedCaps):
         rows = [("attention", "largest logit"), *((row, shown(logit, ".4g")) for row, logit in self.logits().items())]
         head = f"No attention logit beyond {shown(self._asked)} after any step, for {self._within.inputs}"
         caps = Constraints.__str__(self).replace("no pattern names it", "no logit depends on it")
-        return "\n".join([head, *self._moved, aligned(rows), caps])
+        return "\n".join([head, *self._notes(), aligned(rows), caps])
 
     __repr__ = __str__
 

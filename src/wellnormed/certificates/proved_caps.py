@@ -2,7 +2,7 @@
 
 import copy
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -27,8 +27,9 @@ class ProvedCaps(Constraints):
 
     The proof uses the values of frozen parameters and buffers, and is repeated when these were written. A step that
     would move one of them is refused, and so is a step after a module or parameter of the model was replaced, as by a
-    parametrization, or after plain values, functions or hooks of its modules were, if the model then computes something
-    else.
+    parametrization, or after attributes or classes of its modules were, if the model then computes something else. What
+    no attribute shows, such as globals and entries of arrays, is looked at by `print` and at every power of two of
+    steps, from the 256th on: the model is captured again, which takes less time than `constrain`.
 
     Args:
         optimizer, constrained, left_out, prove, model: As for `Constraints`.
@@ -56,7 +57,7 @@ class ProvedCaps(Constraints):
         self._caps = {name: torch.tensor(cap, dtype=torch.float64) for name, cap in caps.items()}
         super().__init__(optimizer, constrained, left_out, prove, model)
         self._members, self._layers = self._found(), layers_with(self._statistics(), self._model())
-        self._code, self._idle = code_of(self._model()), set[tuple[str, str]]()
+        self._code, self._idle, self._turn = code_of(self._model()), set[tuple[str, str]](), 0
 
     def _statistics(self) -> list[Tensor]:
         return [self._fixed[name][0] for name in self._within.statistics() & self._fixed.keys()]
@@ -107,8 +108,8 @@ class ProvedCaps(Constraints):
         now = marks(*zip(*self._fixed.values(), strict=True)) if self._fixed else []
         known = zip(self._fixed.items(), now, strict=True)
         written = [name for (name, (_, seen)), here in known if here != seen]
-        for name in written:
-            self._within.refresh(name, self._fixed[name][0])
+        if other := [name for name in written if not self._within.refresh(name, self._fixed[name][0])]:
+            raise ValueError(_ANOTHER.format(self._number, ", ".join(other[:3])))
         return written
 
     def _require_fixed(self, optimizer: torch.optim.Optimizer) -> None:
@@ -126,10 +127,7 @@ class ProvedCaps(Constraints):
         """Refuse a model of which a module or parameter was replaced, and find its buffers, which may have been."""
         found, known, self._looked = self._found(), self._members, None
         if other := [name or "the model" for name in {**known, **found} if found.get(name) is not known.get(name)]:
-            raise ValueError(
-                f"{self._number} is proved for the model as it was, and {', '.join(other[:3])} is "
-                "another one now; put the old one back, or call remove() and constrain again"
-            )
+            raise ValueError(_ANOTHER.format(self._number, ", ".join(other[:3])))
         self._model_changed()
         model = self._model()
         buffers = {} if model is None else dict(model.named_buffers())
@@ -139,20 +137,25 @@ class ProvedCaps(Constraints):
     def _require_same_code(self) -> None:
         """Capture the model again if its code may be another one, and refuse one that computes something else.
 
-        What has changed without a consequence, as a count of calls does, may change again.
+        What has changed without a consequence, as a count of calls does, may change again. Steps whose number is a
+        power of two look at it, and those from `UNSEEN` on at all that `code_of` does not see, such as globals.
         """
-        if (found := code_of(model := self._model())) == self._code:
-            return
-        known, self._code = self._code, found
-        changed = {key for key in {**known, **found} if found.get(key) != known.get(key)} - self._idle
-        if not changed or model is None or self._within.is_of(model):
-            self._idle |= changed
-            return
-        self._code = known
-        raise ValueError(
-            f"{self._number} is proved for the model as it was, and {', '.join(map('.'.join, sorted(changed)[:3]))} is "
-            "another one now; put the old one back, or call remove() and constrain again"
-        )
+        found, known, turn = code_of(model := self._model()), self._code, self._turn + 1
+        changed = {key for key in {**known, **found} if found.get(key) != known.get(key)} if found != known else set()
+        rare = turn & (turn - 1) == 0 and (turn >= UNSEEN or bool(changed))
+        if model is not None and (rare or changed - self._idle):
+            if not self._within.is_of(model):
+                what = ", ".join(map(".".join, sorted(changed - self._idle or changed)[:3]))
+                raise ValueError(_ANOTHER.format(self._number, what or "something that it reads"))
+            self._code, self._idle = found, self._idle | changed
+        self._turn = turn
+
+    def _notes(self) -> list[str]:
+        """Lines of the print: that the model computes something else now, and which weights the caps have shrunk."""
+        model = self._model() if self._turn else None
+        same = model is None or self._within.is_of(model)
+        other = f"The model computes something else now, and {self._number} is not proved for it: call remove() and "
+        return [*[f"{other}constrain again"] * (not same), *self._moved]
 
     def _require_proved(self) -> None:
         """Refuse a step if the constant is not proved for the values that frozen tensors have now."""
@@ -202,27 +205,54 @@ class ProvedCaps(Constraints):
                 c.constraint = replace(c.constraint, cap=caps[c.name])
 
 
-_PLAIN = frozenset({bool, int, float, str, type(None), tuple})
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+UNSEEN = 256
+"""The first step whose number is a power of two in which a model is captured again though `code_of` is the same."""
+_ANOTHER = (
+    "{} is proved for the model as it was, and {} is another one now; put the old one back, or call remove() and "
+    "constrain again"
+)
+_PLAIN = frozenset({bool, int, float, str, type(None)})
+_EMPTY = frozenset({dict, OrderedDict, set})
+"""Classes of which every module has many without entries, such as those of hooks."""
+_MEMBERS = frozenset({"_parameters", "_buffers", "_modules", "training"})
+"""Attributes of a module that others look at, or that training changes."""
 
 
 def code_of(model: nn.Module | None) -> dict[tuple[str, str], Any]:
-    """Module and attribute -> a plain value, or which tensor, functions or hooks it is: results may depend on them."""
+    """Module and attribute -> what it holds: all that a result may depend on beside parameters and buffers."""
     found: dict[tuple[str, str], Any] = {}
+    known: dict[int, Any] = {}
     for name, module in () if model is None else model.named_modules():
-        found[name, "__class__"] = type(module), type(module).forward
+        found[name, "__class__"] = _content(type(module), known)
         for key, value in vars(module).items():
             if (kind := type(value)) in _PLAIN:
-                found[name, key] = value
-            elif kind is OrderedDict or kind is dict or kind is list:
-                if value and (key in _HOOKS or key[0] != "_"):
-                    entries = value if kind is list else chain.from_iterable(value.items())
-                    found[name, key] = [each if type(each) in _PLAIN else id(each) for each in entries]
-            elif isinstance(value, Tensor):
-                found[name, key] = id(value), None if value.is_inference() else value._version
-            elif callable(value) and not isinstance(value, nn.Module):
-                found[name, key] = id(value)
-        found[name, "training"] = None  # which training changes
+                if key != "training":
+                    found[name, key] = value
+            elif kind not in _EMPTY or (value and key not in _MEMBERS):
+                found[name, key] = _content(value, known)
+    return found
+
+
+def _content(value: Any, known: dict[int, Any], depth: int = 4) -> Any:
+    """The identity and version of a tensor; entries of a container; identity and plain attributes of an object.
+
+    Other attributes of an object may reach the whole program, as those of a trainer do. Of a class all count.
+    """
+    if (kind := type(value)) in _PLAIN:
+        return value
+    if id(value) in known or not depth:
+        return known.get(id(value), id(value))
+    if issubclass(kind, Tensor):
+        found = id(value), None if value.is_inference() else value._version
+    elif issubclass(kind, dict | list | tuple | set | deque):
+        inside = chain.from_iterable(value.items()) if issubclass(kind, dict) else value
+        found = [_content(each, known, depth - 1) for each in inside]
+    elif issubclass(kind, type):
+        found = [id(value), *map(id, vars(value).values())]
+    else:
+        own = {} if issubclass(kind, nn.Module) else getattr(value, "__dict__", {})
+        found = [id(value), *(each for each in own.values() if type(each) in _PLAIN)]
+    known[id(value)] = found
     return found
 
 

@@ -10,6 +10,7 @@ from decimal import Decimal
 import torch
 from torch import Tensor, fx, nn
 
+from wellnormed._devices import default_on_cpu
 from wellnormed._modes import evaluating
 from wellnormed.certificates.arguments import unwrapped
 from wellnormed.certificates.certifying import promised
@@ -99,7 +100,7 @@ class Within:
             if alias in self._promises
         }
 
-        self._made = _made_by_code(program)
+        self._made, self._cast = _made_by_code(program), torch.is_autocast_enabled("cpu")
         self.measure: Callable[[Proof], Decimal] = constant_of
         self._last: tuple[dict[str, float], float] = {}, math.nan
         self._walk: tuple[Walk, dict[str, float]] | None = None
@@ -230,12 +231,15 @@ class Within:
         module = fx.GraphModule({name: each.tensor for name, each in stored.items()}, own.module.graph)
         return short_search(replace(own, module=module, stored=stored), self._domain)
 
+    @default_on_cpu()
     def is_of(self, model: nn.Module) -> bool:
-        """Whether a model executes the operations of the program, as it is now."""
+        """Whether a model executes the operations of the program, as it is now; autocast counts as at the capture."""
         own = self._program
-        with evaluated_on_cpu(unwrapped(model)) as evaluated:
-            example, whole = own.call(own.given), not own.each_sample
-            now = capture(evaluated, example, own.output, whole_batch=whole)
+        with evaluated_on_cpu(unwrapped(model)) as evaluated, torch.autocast("cpu", enabled=self._cast):
+            try:
+                now = capture(evaluated, own.call(own.given), own.output, whole_batch=not own.each_sample)
+            except UncertifiableError:
+                return False
         found, made = _made_by_code(now), self._made
         same = found.keys() == made.keys() and all(torch.equal(found[key], made[key]) for key in made)
         return same and str(now.module.graph) == str(own.module.graph) and now.stored.keys() == own.stored.keys()
@@ -247,12 +251,15 @@ class Within:
             self._promises[alias] = any_entries(alias, self._program.stored[alias].tensor)
         self._walk, self._last = None, ({}, math.nan)
 
-    def refresh(self, name: str, values: Tensor) -> None:
-        """Change the values of a stored tensor for the next proof."""
+    def refresh(self, name: str, values: Tensor) -> bool:
+        """Change the values of a stored tensor for the next proof; False if these are of another shape."""
+        if (stored := self._program.stored[name].tensor).shape != values.shape:
+            return False
         with torch.no_grad():
-            self._program.stored[name].tensor.copy_(values)
+            stored.copy_(values)
         self._made = _made_by_code(self._program)
         self._walk, self._last = None, ({}, math.nan)
+        return True
 
     def statistics(self) -> set[str]:
         """The names of the running statistics that operations of the program read."""
