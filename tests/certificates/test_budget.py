@@ -381,6 +381,10 @@ def test_less_than_a_model_can_have_is_refused_with_what_stands_in_the_way():
     with pytest.raises(ValueError, match=r"the constant is 319\.\d+\. What .* 1\.layer_norm \(normalization\) by 317"):
         wn.constrain(wn.Scion(skips), lipschitz=10.0, example_input=X)
     assert wn.constrain(wn.Scion(skips), lipschitz=400.0, example_input=X).caps()["0.f.0.weight"] > 0.01
+    around = r"the constant is 1\.01\d+\. Paths around the weights.* keep it\. Ask for at least that"
+    with pytest.raises(ValueError, match=around):
+        wn.constrain(wn.Scion(skips[0]), lipschitz=0.5, example_input=X)
+    assert wn.constrain(wn.Scion(skips[0]), lipschitz=1.0101, example_input=X).caps()["f.0.weight"] < 0.02
     with pytest.raises(ValueError, match=r"What multiplies it most: head\.linear \(linear\) by 9\.80.* tables keep"):
         wn.constrain(wn.Scion(attention(tied=True)), lipschitz=5.0, example_input=TOKENS)
     tied = wn.constrain(wn.Scion(attention(tied=True)), lipschitz=20.0, example_input=TOKENS)

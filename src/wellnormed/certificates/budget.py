@@ -183,11 +183,12 @@ def _too_small(lipschitz: float, error: BudgetError) -> str:
     largest = sorted(steep, key=lambda each: -each[1])[:3]
     least = shown(error.least) if error.rows else "not proved"
     words = ", ".join(f"{row.name} ({row.operation}) by {shown(10**factor, '.3g')}" for row, factor in largest)
-    remedy = "wn.initialize_(model) begins again with weights of norm 1"
+    what, remedy = f"What multiplies it most: {words}", "wn.initialize_(model) begins again with weights of norm 1"
     if any(row.operation == "normalization" for row, _ in largest):
         remedy = "A norm layer multiplies by up to 1 / sqrt(eps): wn.calibrate(model, data) puts a floor under it"
+    if error.rows and not largest:
+        what, remedy = "Paths around the weights, as of residual connections, keep it", "Ask for at least that"
     return (
         f"constrain: lipschitz={lipschitz} is less than these weights can be shrunk to: with {LEAST:g} of their norms "
-        f"as caps the constant is {least}. What multiplies it most: {words}. {remedy}; frozen weights and tables keep "
-        "their size"
+        f"as caps the constant is {least}. {what}. {remedy}; frozen weights and tables keep their size"
     )
