@@ -119,8 +119,8 @@ def test_what_a_wrapper_without_hooks_writes_is_brought_back(scheduled):
 class SAM(torch.optim.Optimizer):
     """As published: the optimizer within is made of the groups, and of the keywords, which are in the groups, too."""
 
-    def __init__(self, params, base_optimizer, rho=0.05, adaptive=False, **keywords):
-        super().__init__(params, {"rho": rho, "adaptive": adaptive, **keywords})
+    def __init__(self, params, base_optimizer, rho=0.05, own=(), **keywords):
+        super().__init__(params, {"rho": rho, **dict(own), **keywords})
         self.base_optimizer = base_optimizer(self.param_groups, **keywords)
         self.param_groups = self.base_optimizer.param_groups
         self.defaults.update(self.base_optimizer.defaults)
@@ -132,7 +132,7 @@ class SAM(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 self.state[p]["old_p"] = p.data.clone()
-                p.add_(p.grad * (p.square() if group["adaptive"] else 1), alpha=group["rho"])
+                p.add_(p.grad * (p.square() if group.get("adaptive") else 1), alpha=group["rho"])
         closure()
         for p, state in self.state.items():
             p.data = state["old_p"]
@@ -140,12 +140,13 @@ class SAM(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize("held", [lambda o: o, lambda o: o.base_optimizer], ids=["around", "within"])
+@pytest.mark.parametrize("of_sam", [{"adaptive": False}, {}])
 @pytest.mark.parametrize("make", [wn.Scion, wn.Muon, torch.optim.SGD])
-def test_sam_makes_the_optimizer_within_of_its_groups(make, held):
+def test_sam_makes_the_optimizer_within_of_its_groups(make, of_sam, held):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
     own = {} if make is torch.optim.SGD else {"norms": model}
-    optimizer = SAM(model.parameters(), make, rho=0.5, lr=0.1, **own)
+    optimizer = SAM(model.parameters(), make, rho=0.5, lr=0.1, own=of_sam, **own)
     assert {group["rho"] for group in optimizer.param_groups} == {0.5}
     constraints = wn.constrain(held(optimizer), {"*weight": wn.HardCap(0.7)}, norms=model)
 

@@ -130,7 +130,7 @@ def split(groups: list[Group], assignment: Assignment, lr: float, settings: Engi
             require_numbers("in a group, ", {"lr_scale": group["lr_scale"]}, NOT_NEGATIVE)
             rate = group.get("lr", lr) * group["lr_scale"]
             group = {**{key: value for key, value in group.items() if key != "lr_scale"}, "lr": rate}
-        if group.keys() >= _OF_SAM:  # whose groups have all keywords, too
+        if "rho" in group:  # of SAM, whose groups have all keywords, too
             copies = {key for key, value in settings.items() if key not in _KEYS and group.get(key) is value}
             group = {key: value for key, value in group.items() if key not in copies}
         if of_all := sorted(group.keys() & EngineSettings.__annotations__.keys() - _KEYS):
