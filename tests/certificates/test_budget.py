@@ -276,6 +276,12 @@ def test_print_fits_80_columns_and_sums_to_all_of_the_constant():
     assert re.search(r"(?m)^0\.bias +free up to 1000$", str(constraints))
 
 
+def test_print_says_which_parameters_have_no_part_in_the_constant():
+    heads = Net(lambda s, x: (s.value(x), s.policy(x)), value=nn.Linear(8, 1), policy=nn.Linear(8, 3))
+    constraints = wn.constrain(wn.Scion(heads), lipschitz=1.0, example_input=X, output=0)
+    assert re.search(r"(?m)^policy\.weight +none +the constant does not depend on it$", str(constraints))
+
+
 def test_print_says_which_weights_are_shrunk_at_once():
     model = residual()
     constraints = wn.constrain(wn.Scion(model), lipschitz=0.05, example_input=X)

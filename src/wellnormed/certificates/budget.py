@@ -74,7 +74,8 @@ class Budget(ProvedCaps):
                 rows.append((name, text, f"{costs[name] / total:.0%}", f"{saved[name] / most:.0%}"))
             else:
                 rows.append((name, f"free up to {FREE:g}" if caps.get(name) == FREE else text, "", ""))
-        rows += [(name, "none", "", why) for name, why in self._left_out.items()]
+        part = "the constant does not depend on it"
+        rows += [(name, "none", "", why.replace("no pattern names it", part)) for name, why in self._left_out.items()]
         moves = f"move every {self._every} steps" if self._every else "stay"
         head = f"Lipschitz constant at most {self._words}\nafter every step; caps {moves}"
         return "\n".join([head, *self._notes(), aligned(rows), *[RECTIFIED] * self._rectified])
