@@ -29,6 +29,8 @@ def slopes_of(row: Row) -> tuple[float, float]:
     elif name == "elu":
         alpha, scale, inner = numbers
         ends = [0.0, scale, scale * alpha * inner]
+    elif name == "exp":
+        ends = [0.0, float(row.bounds.largest.max())]
     else:
         ends = [_LOWEST.get(name, 0.0), float(FUNCTIONS[name](*numbers).slope.exact())]
     return min(ends), max(ends)

@@ -177,7 +177,8 @@ def _mixture(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim
 
 @primitive("elementwise")
 def _elementwise(reads: Sequence[Read], c: Mapping[str, Any], claims: Sequence[Claim]) -> Bounds:
-    ((shape, axes, x),), known = reads, FUNCTIONS[c["function"]](*c["numbers"])
+    ((shape, axes, x),), numbers = reads, c["numbers"]
+    known = FUNCTIONS[c["function"]](*(numbers if c["function"] != "exp" else [float(x.largest.max().exact())]))
     root = root_up(math.prod(shape[axis] for axis in axes))
     growth = known.slope if known.growth is None else known.growth
     radius, largest = growth * x.radius + known.at_zero * root, growth * x.largest + known.at_zero

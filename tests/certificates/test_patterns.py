@@ -55,6 +55,11 @@ def _attention(
     return (torch.softmax(logits, dim) @ v)[:, 0]
 
 
+def _softmax(x, dim=-1):
+    weights = x.exp()
+    return weights / weights.sum(dim, keepdim=True)
+
+
 _FIRST = torch.tensor([[False, True, True]])
 
 NEAR_MISSES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
@@ -108,6 +113,8 @@ NEAR_MISSES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
         lambda x: _attention(x, mask=lambda s: (1e31 * s).masked_fill(_FIRST, -1e31), scale=lambda x: 1e-31, bias=9.0),
         1.0,
     ),
+    "softmax less another axis's largest": (lambda x: _softmax(x - x.amax(1, keepdim=True)), 1.0),
+    "softmax along two axes": (lambda x: _softmax(x, (1, 2)), 1.0),
     "logits squashed": (lambda x: _attention(x, mask=lambda s: 2 * torch.tanh(3 * s)), 1.0),
 }
 
@@ -117,7 +124,7 @@ REFUSED = {
     "unit in another norm", "unit without a floor", "unit with a ceiling", "mask of the input",
     "deviation about another mean",
     "deviation without its mean", "slope by another's sign", "slope from another point",
-    "negative radius", "unit of a negative share",
+    "negative radius", "unit of a negative share", "softmax less another axis's largest", "softmax along two axes",
 }  # fmt: skip
 """Which have no bound; the others have one, and are attacked."""
 QUICK = {
@@ -125,7 +132,7 @@ QUICK = {
     "gelu with another root", "potential with negative alpha", "softmax over queries",
     "mean over no axes, which is over all", "mean square about another mean", "potential of a negative factor",
     "logits filled with zero", "logits filled, and the fill made small",
-    "logits replaced", "unit over no axes",
+    "logits replaced", "unit over no axes", "softmax less another axis's largest", "softmax along two axes",
 }  # fmt: skip
 
 
@@ -158,6 +165,9 @@ SPELLED: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "ball by a reciprocal": (lambda x: x * (0.3 / _norm(x)).clamp(max=1.0), 1.0),
     "softsign": (lambda x: x / (1 + x.abs()), 1.0),
     "leaky": (lambda x: torch.where(x > 0, x, 0.1 * x), 1.0),
+    "softmax": (lambda x: _softmax(x[..., :2] - x[..., :2].amax(-1, keepdim=True)), 0.5),
+    "softmax, less the largest of two axes": (lambda x: _softmax((y := x[..., :2]) - y.amax((-2, -1), True)), 0.5),
+    "softmax of no difference": (lambda x: _softmax(x[..., :2]), 0.5),
     "steeper below": (lambda x: torch.where(x <= 0, -3.0 * x, x), 3.0),
 }
 """Forms that models spell out, and their constants."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from wellnormed.lowering.axes import inner_axes
 from wellnormed.lowering.ledger import Ledger, Stored
 from wellnormed.proof.decimals import float_up
-from wellnormed.proof.functions import ERRORS, shape_of
+from wellnormed.proof.functions import ERRORS
 from wellnormed.proof.value import UNIT, Base, Value
 
 Move = Callable[[Tensor], Tensor]
@@ -152,7 +152,7 @@ def _function(x: Value) -> tuple[Value, float, str] | None:
     row = term.base.inference
     if row is None or row.operation != "elementwise" or row.claims:
         return None
-    shape = shape_of(row.constants["function"], *row.constants["numbers"])
+    shape = row.function()
     return None if shape.at_zero else (row.inputs[0], float_up(shape.slope), row.constants["function"])
 
 

@@ -91,6 +91,25 @@ _SEGMENTS = tuple(_softmax_of(op("exp.default", x)) for x in (op("sub", X, _read
 """`exp(x - m) / (sum(exp(x - m)) + eps)`, where m are the largest entries of the segments, or 0."""
 
 
+_OVER, _SHIFT = Anything("over"), Anything("shift")
+_LARGEST = (
+    op("amax.default", X, _SHIFT, True),
+    Op(("<built-in function getitem>",), (op("max.dim", X, _SHIFT, True), 0)),
+)
+_SHIFTED, _WRITTEN = (
+    op("div", each, op("sum.dim_IntList", each, _OVER, True))
+    for each in (op("exp.default", op("sub", X, _LARGEST)), op("exp.default", X))
+)
+"""`exp(x - m) / sum(exp(x - m))`, where m is the largest entry along some axes, which cannot overflow, or 0."""
+
+
+def _written_softmax(ledger: Ledger, f: Mapping[str, Any]) -> Value:
+    over, shift = (axes_of(f["x"], f.get(name, f["over"])) for name in ("over", "shift"))
+    if len(over) > 1 or not {*over} <= {*shift}:
+        raise ledger.refuse("it is not a softmax along one axis: take the sum, and the largest entry, along the same")
+    return softmax(ledger, f["x"], *over)
+
+
 def _at(table: Tensor, index: Any) -> Tensor:
     """The entries of a table at an index: of slices, of single entries, or of a list with one index per axis."""
     if not isinstance(index, Stored):
@@ -123,6 +142,6 @@ def _segment_softmax(ledger: Ledger, f: Mapping[str, Any]) -> Value:
 
 SOFTMAXES: list[tuple[Any, Lowering]] = [
     (_SOFTMAX, Stated(_masked_softmax)), (_LOGSUMEXP, Stated(_masked_logsumexp)), (_MAX, Stated(_masked_largest)),
-    (_SEGMENTS, _segment_softmax),
+    (_SEGMENTS, _segment_softmax), (_SHIFTED, Stated(_written_softmax, short=False)), (_WRITTEN, _written_softmax),
 ]  # fmt: skip
 """Patterns with the functions that bound them, as in `PATTERNS`."""

@@ -101,7 +101,7 @@ def shape_of(name: str, *numbers: float) -> Shape:
         name: Name of the function, such as `gelu_tanh`.
         numbers: The settings that the executed operation passes: the slope of `leaky_relu`; alpha, scale and inner of
             `elu`, which is `scale alpha (exp(inner x) - 1)` below zero; the limits of the clamps; the largest
-            argument of `exp`, from which on it is taken to be constant.
+            argument of `exp`, which is bounded up to there.
 
     Raises:
         CheckError: The name is unknown, or the function has no bounds with these settings.
@@ -129,7 +129,7 @@ def shape_of(name: str, *numbers: float) -> Shape:
         return Shape((ZERO, ONE), ONE, max(ZERO, settings[0] if name == "clamp_min" else -settings[0]), None)
     if name == "exp":
         (limit,) = settings
-        require(limit <= STEEPEST, f"its largest argument must be at most {STEEPEST}")
+        require(limit <= STEEPEST, f"its arguments may exceed {STEEPEST}")
         most = limit.exp().next_plus()  # which is the nearest decimal, whatever the context
         return Shape((ZERO, most), most, ONE, most)
     *known, ceiling = FUNCTIONS[name]

@@ -10,6 +10,7 @@ import numpy as np
 
 from wellnormed.proof.arithmetic import FORMATS, Arithmetic, Executed, Format, gamma, of_norm
 from wellnormed.proof.decimals import ONE, ZERO, Decimals, decimals, root
+from wellnormed.proof.functions import Shape, shape_of
 from wellnormed.proof.reading import require
 from wellnormed.proof.rows import Bounds, Claim
 from wellnormed.proof.value import Value
@@ -83,6 +84,11 @@ class Inference:
         claim = self.claims[place]
         self.counted.update(claim.tensors)
         return decimals(self.changes(replace(claim, measure=measure or claim.measure))[0])
+
+    def function(self) -> Shape:
+        """The bounds of a row's function, for the arguments that it has."""
+        name, numbers = self.constants["function"], self.constants.get("numbers", ())
+        return shape_of(name, *numbers, *([self.bounds[0].largest.max()] if name == "exp" else []))
 
     def carried(self, radius: Decimals, error: Decimals, shape: tuple[int, ...]) -> Decimals:
         """How far the executed `W0 h0` is from `W h`, for the W of the first claim: `W0 (h0 - h) + (W0 - W) h`.

@@ -22,7 +22,6 @@ import numpy as np
 
 from wellnormed.proof.claims import matrix
 from wellnormed.proof.decimals import float_up, least, rounding_up
-from wellnormed.proof.functions import shape_of
 from wellnormed.proof.inference import Inference, weight_of
 from wellnormed.proof.reading import Positive, require
 from wellnormed.proof.rows import Bounds
@@ -155,7 +154,7 @@ def applies(term: Term, base: Base) -> bool:
 
 def slopes_of(row: Inference) -> tuple[float, float]:
     """Centre and radius of an interval that has all slopes of a row's function; learned slopes have any sign."""
-    low, high = map(Fraction, shape_of(row.constants["function"], *row.constants["numbers"]).slopes)
+    low, high = map(Fraction, row.function().slopes)
     low = min([low, *(-Fraction(claim.values[0]) for claim in row.claims)])
     centre = float((low + high) / 2)
     radius = max(high - Fraction(centre), Fraction(centre) - low)

@@ -15,7 +15,7 @@ import numpy as np
 from wellnormed.proof.arithmetic import FORMATS, Dtype
 from wellnormed.proof.attention import ANY_WEIGHTS, EXPONENTIAL, attention, weights_error
 from wellnormed.proof.decimals import ONE, TWO, UP, ZERO, Decimals, decimals, least, root, roots
-from wellnormed.proof.functions import ERRORS, SHORT, UNDERFLOW, shape_of, sizes_at
+from wellnormed.proof.functions import ERRORS, SHORT, STEEPEST, UNDERFLOW, shape_of, sizes_at
 from wellnormed.proof.inference import Inference
 from wellnormed.proof.lipsdp import lipsdp
 from wellnormed.proof.matrices import absolute_norm
@@ -130,14 +130,15 @@ def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = 
     step, the table's errors hold with the unit of what the steps store.
     """
     row.keeps_shape(claims=(0, 1))
-    shape = shape_of(function, *numbers)
+    shape = executed = row.function()
     if row.claims:
         claim = row.claim(0, "max_abs")
         require(function == "leaky_relu" and claim.values[0] <= numbers[0], "its slope is less than its claim")
     (x,), count = row.bounds, root(row.entries())
     if function == "exp":
-        require(bool((x.largest <= Decimal(numbers[0])).all()), "its entries exceed its largest argument")
-        row.faulty = row.faulty or bool((x.largest + x.error > Decimal(numbers[0])).any())
+        most = (x.largest + x.error).max()
+        row.faulty = most > STEEPEST
+        executed = shape_of(function, min(most, STEEPEST))
     radius, largest = shape.growth * x.radius + shape.at_zero * count, shape.growth * x.largest + shape.at_zero
     if (resting := _at_bias(row, function)) is not None:
         norm, most, apart = resting
@@ -145,14 +146,14 @@ def _elementwise(row: Inference, *, function: str, numbers: tuple[float, ...] = 
     if shape.ceiling is not None:
         radius, largest = least(radius, shape.ceiling * count), least(largest, shape.ceiling)
     (moved,) = row.change(0)
-    error = shape.slope * x.error + moved * (x.radius + x.error)
+    error = executed.slope * x.error + moved * (x.radius + x.error)
     units, beside = ERRORS[function], Decimal(abs(row.how.beside))
-    error = error if shape.ceiling is None else least(error, TWO * shape.ceiling * count)
+    error = error if executed.ceiling is None else least(error, TWO * executed.ceiling * count)
     if any(units):
         by_size, by_input, constant = map(Decimal, units)
         constant *= max([ONE, *(abs(Decimal(each)) for each in numbers)]) ** 2
         own = by_size * (radius + error) + by_input * (x.radius + x.error) + constant * count
-        row.require_held(8 * (x.largest + x.error), largest)
+        row.require_held(8 * (x.largest + x.error))
         at_once = not row.how.roundings  # or step by step
         unit = row.rate(1, of_sums=at_once)
         unit = max(unit, FORMATS["float32"].unit) if unit and function in SHORT else unit

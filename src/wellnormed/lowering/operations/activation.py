@@ -12,7 +12,7 @@ from wellnormed.lowering.operations.elementwise import multiply
 from wellnormed.lowering.rounding import rounded
 from wellnormed.program.errors import DRAWS
 from wellnormed.program.operation import operation
-from wellnormed.proof.decimals import float_up
+from wellnormed.proof.decimals import shown
 from wellnormed.proof.functions import STEEPEST
 from wellnormed.proof.value import Value
 
@@ -72,15 +72,12 @@ def elu(ledger: Ledger, x: Value, alpha: float = 1.0, scale: float = 1.0, input_
 @operation("aten.exp.default", executed=True)
 def exp(ledger: Ledger, x: Value) -> Value:
     """The exponential of entries of bounded size, where it is as steep as it is large."""
-    bounds = ledger.bounds(x, inner_axes(x))
-    ledger.constants_of_promises = ledger.constants_of_promises or bool(ledger.promises)
-    limits = [float_up(each.max()) for each in (bounds.largest + bounds.error, bounds.largest)]
-    if not limits[1] <= STEEPEST:
+    if (most := ledger.bounds(x, inner_axes(x)).largest.max()) > STEEPEST:
         raise ledger.refuse(
-            f"it grows without bound, and entries may be as large as {limits[1]:.3g}; bound them, as by "
+            f"it grows without bound, and entries may be as large as {shown(most, '.3g')}; bound them, as by "
             "`s * torch.tanh(x / s)` or a clamp, or certify for a smaller domain"
         )
-    return apply(ledger, "exp", x, next(each for each in limits if each <= STEEPEST))
+    return apply(ledger, "exp", x)
 
 
 @operation("aten.celu.default", executed=True)
