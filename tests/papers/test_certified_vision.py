@@ -105,19 +105,6 @@ def test_runs_that_all_diverged_are_told_without_a_figure():
     assert [line.ours for line in verdicts(rows, "cpu")] == ["0"]  # no image of theirs was certified or attacked
 
 
-def test_an_aim_is_judged_where_a_setting_has_it():
-    mnist = [cell for cell in cells("cpu") if (cell.data, cell.network, cell.seed) == ("mnist", "wellnormed", 0)]
-    result = {"accuracy": 0.98, "lipschitz": 1.0, "certified": [0.97, 0.9, 0.8, 0.59]}
-    rest = {"seconds_of_training": 60.0, "attacked": [0.97, 0.9, 0.8, 0.6], "contradictions": 0}
-    lines = verdicts([{"config": vars(cell), "results": result | rest} for cell in mnist], "cpu")
-    judged = [(line.what.split(", ")[2], line.verdict) for line in lines if line.published != "-"]
-    assert sorted(judged) == [
-        ("offset 1.2", "not reached"), ("offset 1.2", "not reached"), ("offset 1.2", "reached"),
-        ("offset 2.8", "not reached"), ("offset 2.8", "reached"), ("offset 3.2", "not reached"),
-        ("offset 3.2", "not reached"),
-    ]  # fmt: skip
-
-
 def test_the_files_of_mnist_are_read_as_published(tmp_path, monkeypatch):
     monkeypatch.setenv("WELLNORMED_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
