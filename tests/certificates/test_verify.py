@@ -98,6 +98,13 @@ def test_other_precisions_and_numpy_weights_pass(dtype: torch.dtype) -> None:
     assert verify(certificate, weights).lipschitz == certificate.lipschitz.exact > 0
 
 
+def test_a_number_that_stands_for_a_vector_is_a_tensor_as_others() -> None:
+    model = nn.Linear(3, 3)
+    model.register_buffer("factor", torch.tensor(2.0).expand(1))
+    model.forward = lambda x: nn.functional.linear(x, model.weight) * model.factor
+    assert verify(certify(model, torch.zeros(1, 3)), model.state_dict()).lipschitz > 0
+
+
 def test_rotary_tables_are_in_the_file_and_may_differ_by_rounding() -> None:
     model, example = nn.Sequential(HeadProjection(4, 2), Rotary(2)), torch.zeros(1, 3, 4)
     certificate = certify(model, example)

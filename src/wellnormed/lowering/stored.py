@@ -18,7 +18,7 @@ def raw_tensor(value: Any) -> Stored:
     """The bytes of a NumPy array or of a torch tensor; a `ValueError` for a dtype that certificates do not cover."""
     if isinstance(value, torch.Tensor):  # its bytes, for NumPy knows no bfloat16
         shape, dtype = tuple(value.shape), str(value.dtype).removeprefix("torch.")
-        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        value = value.detach().cpu().contiguous().as_strided((value.numel(),), (1,)).view(torch.uint8).numpy()
     else:
         value = np.asarray(value)
         shape, dtype = value.shape, value.dtype.name
