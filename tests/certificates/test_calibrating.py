@@ -303,6 +303,23 @@ def test_a_tensor_is_one_batch_and_so_is_a_dictionary():
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_of_torch_leaves_out_padded_tokens_as_before():
+    """Without gradients it packs the others, and calls no fused layer."""
+    torch.manual_seed(0)
+    data = {"src": torch.randn(4, 5, 8), "src_key_padding_mask": torch.arange(5) > torch.tensor([[1], [2], [3], [4]])}
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
+    with torch.no_grad():
+        before = model(**data)
+        assert list(wn.calibrate(model, data).floors) == [f"layers.{n}.norm{k}" for n in (0, 1) for k in (1, 2)]
+        assert torch.backends.mha.get_fastpath_enabled()
+        torch.testing.assert_close(model(**data), before, atol=1e-4, rtol=0)
+    with pytest.raises(wn.certificates.UncertifiableError, match="padding there, pass enable_nested_tensor=False"):
+        wn.certify(model, data)
+    model.enable_nested_tensor = model.use_nested_tensor = False
+    assert wn.certify(model, data).lipschitz < 1e5
+
+
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_compiled_model_that_has_run_gets_the_same_floors(in_place):
     """Compiled code passes by hooks, and knows the layers as they were."""

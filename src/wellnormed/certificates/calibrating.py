@@ -207,14 +207,17 @@ def _doubt(module: nn.Module) -> str:
 
 @contextmanager
 def _watching(watched: list[_Watched]) -> Iterator[None]:
-    """Record the inputs of the layers, with all ball projections switched off."""
+    """Record the inputs of the layers, with all ball projections and torch's fused encoder layers switched off."""
     handles = [each.module.register_forward_pre_hook(each.see, with_kwargs=True) for each in watched]
     radii = {each.module: each.module.radius for each in watched if isinstance(each.module, BallProjection)}
     for ball in radii:
         ball.radius = _NO_LIMIT
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # which packs padded inputs, and calls no layers
     try:
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
         for handle in handles:
             handle.remove()
         for ball, radius in radii.items():

@@ -56,6 +56,8 @@ class FlooredNorm(nn.LayerNorm):
         return tuple(range(-len(self.normalized_shape), 0))
 
     def forward(self, input: Tensor) -> Tensor:
+        if input.is_nested:  # as torch's encoder packs padded sequences where no gradients are recorded
+            return torch.nested.as_nested_tensor([self(each) for each in input.unbind()], layout=input.layout)
         y = input.to(torch.promote_types(input.dtype, torch.float32))  # 16 bits would not hold all squares
         y = y - y.mean(self.axes, keepdim=True) if self.centred else y
         scale = y.square().mean(self.axes, keepdim=True) * self.floor**-2
