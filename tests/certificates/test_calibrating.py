@@ -303,6 +303,16 @@ def test_a_tensor_is_one_batch_and_so_is_a_dictionary():
     assert found[0] == found[1] == found[2]
 
 
+def test_a_layer_that_is_called_from_a_list_is_refused():
+    """It was replaced where it was not called, and its floor printed."""
+    norms = [nn.LayerNorm(8), nn.LayerNorm(8)]
+    model = Net(lambda s, x: norms[1](s.b(norms[0](s.a(x)))), a=nn.Linear(8, 8), b=nn.Linear(8, 8), first=norms[0])
+    with pytest.raises(ValueError, match=r"calibrate: first would have a floor in vain.* nn\.ModuleList"):
+        wn.calibrate(model, torch.randn(4, 8))
+    assert model.first is norms[0]
+    assert not norms[0]._forward_pre_hooks
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_an_encoder_of_torch_leaves_out_padded_tokens_as_before():
     """Without gradients it packs the others, and calls no fused layer."""

@@ -100,7 +100,7 @@ def calibrate(model: nn.Module, data: Iterable[Any], slack: float = 1.05) -> Cal
         raise ValueError(f"calibrate: the model is itself a {type(model).__name__}; pass nn.Sequential(model)")
     watched = [_Watched(name, module) for name, module in model.named_modules() if _has_scale(module)]
     with torch.compiler.set_stance("force_eager"), evaluating(model), _watching(watched):  # compiled code has no hooks
-        _run(model, data)
+        example = _run(model, data)
     left = {each.name: why for each in watched if (why := each.why_not())}
     served = [each for each in watched if each.name not in left]
     if not served:
@@ -112,18 +112,25 @@ def calibrate(model: nn.Module, data: Iterable[Any], slack: float = 1.05) -> Cal
         )
     bounds = {each: each.bound(slack) for each in served}
     floored = {each.module: each.floored(bound) for each, bound in bounds.items() if not each.is_ball}
-    for name, module in [*model.named_modules(remove_duplicate=False)]:
-        if module in floored:
-            model.set_submodule(name, floored[module])
-    for each in served:
-        if each.is_ball:
-            each.module.radius = bounds[each]
-    return Calibration(
+    found = Calibration(
         floors={each.name: bound for each, bound in bounds.items() if not each.is_ball},
         radii={each.name: bound for each, bound in bounds.items() if each.is_ball},
         hit_rates={each.name: each.hit_rate(bound) for each, bound in bounds.items()},
         left=left,
     )
+    places = [pair for pair in model.named_modules(remove_duplicate=False) if pair[1] in floored]
+    for name, module in places:
+        model.set_submodule(name, floored[module])
+    try:
+        _require_out_of_use(model, [each for each in served if not each.is_ball], example)
+    except BaseException:
+        for name, module in places:
+            model.set_submodule(name, module)
+        raise
+    for each in served:
+        if each.is_ball:
+            each.module.radius = bounds[each]
+    return found
 
 
 _CENTRED: dict[type[nn.Module], bool] = {nn.LayerNorm: True, nn.RMSNorm: False, FlooredNorm: True}
@@ -224,18 +231,30 @@ def _watching(watched: list[_Watched]) -> Iterator[None]:
             ball.radius = radius
 
 
+def _require_out_of_use(model: nn.Module, old: list[_Watched], example: Any) -> None:
+    """Refuse a model that calls replaced layers by other ways than their places, as from a list."""
+    for each in old:
+        each.reached = False
+    with torch.compiler.set_stance("force_eager"), evaluating(model), _watching(old):
+        _run(model, [example])
+    if held := [each.name for each in old if each.reached]:
+        raise ValueError(
+            f"calibrate: {', '.join(held)} would have a floor in vain, since the model calls it from elsewhere than "
+            "its place, as from a list; hold it in an nn.ModuleList. Nothing was changed"
+        )
+
+
 _NO_LIMIT = 1e18
 """The largest power of ten whose square float32 holds."""
 
 
 @torch.no_grad()
-def _run(model: nn.Module, data: Iterable[Any]) -> None:
-    """Call the model with every batch."""
+def _run(model: nn.Module, data: Iterable[Any]) -> Any:
+    """Call the model with every batch, and return the last one."""
     if not isinstance(data, Iterable):
         raise ValueError(f"calibrate: data is of type {type(data).__name__}; pass a tensor, or batches of inputs")
-    is_empty = True
+    example = None
     for example in [data] if isinstance(data, Tensor | Mapping) else data:
-        is_empty = False
         arguments, keywords = arguments_of(example)
         try:
             model(*arguments, **keywords)
@@ -244,5 +263,6 @@ def _run(model: nn.Module, data: Iterable[Any]) -> None:
                 f"calibrate: the model cannot be called with a batch of data ({error}); pass inputs of its shape and "
                 "dtype alone, as [x for x, _ in loader]"
             ) from error
-    if is_empty:
+    if example is None:
         raise ValueError("calibrate: data is empty; pass inputs of the model")
+    return example
