@@ -242,6 +242,17 @@ class Growing(nn.Module):
         return x * self.table[: x.shape[-2]]
 
 
+def test_a_table_with_smaller_entries_is_the_same_program(monkeypatch):
+    monkeypatch.setattr(proved_caps, "UNSEEN", 1)
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), Growing())
+    optimizer = wn.Scion(model, lr=0.1)
+    constraints = wn.constrain(optimizer, lipschitz=20.0, example_input=torch.randn(1, 2, 6))
+    for _ in range(2):
+        model[1].table.mul_(0.9)
+        step(model, optimizer, torch.ones(1, 2, 6))
+        assert "something else" not in str(constraints)
+
+
 def test_a_table_that_has_grown_is_refused_by_name():
     model = nn.Sequential(nn.Linear(6, 6, bias=False), Growing())
     optimizer = wn.Scion(model, lr=0.1)

@@ -240,8 +240,12 @@ class Within:
                 now = capture(evaluated, own.call(own.given), own.output, whole_batch=not own.each_sample)
             except UncertifiableError:
                 return False
-        found, made = _made_by_code(now), self._made
-        same = found.keys() == made.keys() and all(torch.equal(found[key], made[key]) for key in made)
+        found, made, buffers = (
+            _made_by_code(now),
+            self._made,
+            dict(unwrapped(model).named_buffers(remove_duplicate=False)),
+        )
+        same = found.keys() == made.keys() and all(torch.equal(found[k], made[k]) for k in made.keys() - buffers.keys())
         return same and str(now.module.graph) == str(own.module.graph) and now.stored.keys() == own.stored.keys()
 
     def forget(self, names: Container[str]) -> None:
@@ -257,7 +261,6 @@ class Within:
             return False
         with torch.no_grad():
             stored.copy_(values)
-        self._made = _made_by_code(self._program)
         self._walk, self._last = None, ({}, math.nan)
         return True
 
