@@ -590,8 +590,8 @@ def facts() -> str:
          f"[GPT-2](docs/results.md#three-optimizers-on-a-public-model) ends at a validation loss of {ours:.2f} at the "
          f"default rate; at the best of three rates, {peers}"),
         ("no schedule, no end", "`wn.Averaged(wn.Scion(model, momentum=0.5))`",
-         "[the average of all weights so far](docs/optimizers.md#without-a-schedule) of that GPT-2, at a constant rate, "
-         f"ends [at a loss of {averaged:.2f}](docs/results.md#three-optimizers-on-a-public-model)"),
+         "[the average of all weights so far](docs/optimizers.md#without-a-schedule) of that GPT-2, at a constant "
+         f"rate, ends [at a loss of {averaged:.2f}](docs/results.md#three-optimizers-on-a-public-model)"),
         ("attention logits below 30", "`wn.constrain(optimizer, largest_logit=30.0, example_input=x)`",
          "[proved](docs/largest-logit.md) for every input, after every step; without it the bound for GPT-2 "
          f"small, with random weights, [is {shown(gpt, '.1f')}](docs/results.md#public-models-with-random-weights)"),

@@ -78,6 +78,6 @@ def test_an_optimizer_prints_repeated_blocks_once_with_exact_totals():
         ["48 entries in 12 x Gain"],
         ["288 entries in 9 x Spectral"],
         ["32 entries in 1 x Sign"],
-        ["radii below 1 are sizes at the start: a bias has that of the weight beside it,"],
-        ["a gain half of it, any other vector its own, and at least 1/4 of its layer's"],
+        ["radii below 1, in powers of 2: if a layer at the start maps RMS 1 to RMS s,"],
+        ["a bias has s, a gain s/2, a vector max(s/4, own RMS), a table max(2s, own RMS)"],
     ]  # fmt: skip

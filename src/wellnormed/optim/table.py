@@ -56,7 +56,7 @@ def notes(moved: Sequence[Moved], gone: Sequence[str], elsewhere: Sequence[str])
     lines += [f"in no group of this optimizer: {', '.join(elsewhere)}"] if elsewhere else []
     if any(one.group.get("vector_radii") for one in moved):
         lines += [
-            "radii below 1 are sizes at the start: a bias has that of the weight beside it,",
-            "a gain half of it, any other vector its own, and at least 1/4 of its layer's",
+            "radii below 1, in powers of 2: if a layer at the start maps RMS 1 to RMS s,",
+            "a bias has s, a gain s/2, a vector max(s/4, own RMS), a table max(2s, own RMS)",
         ]
     return lines
