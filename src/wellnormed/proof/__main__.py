@@ -8,15 +8,15 @@ from pathlib import Path
 
 from wellnormed.proof import CheckError, check
 
+_HOLDS = "certificate.json, which Certificate.save wrote, and beside it the weights, in *.safetensors"
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status: 0 if the certificate is proved, 1 if not, 2 for wrong usage."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if len(arguments) != 1 or arguments[0].startswith("-"):
         asked = arguments in (["--help"], ["-h"])
-        said = (
-            "proves the certificate.json in a folder, and prints what it states; FOLDER is what Certificate.save wrote"
-        )
+        said = f"proves a certificate, and prints what it states; FOLDER has {_HOLDS}"
         print(f"usage: wellnormed-proof FOLDER\n\n{said}", file=sys.stdout if asked else sys.stderr)
         return 0 if asked else 2
     try:
@@ -31,8 +31,7 @@ def _remedy(folder: Path) -> str:
     """What to pass in the place of a path that is no folder with a certificate."""
     if (folder / "certificate.json").exists():
         return ""
-    beside = "certificate.json, which Certificate.save wrote, and beside it the weights, in *.safetensors"
-    return f"; pass {'the folder of this file' if folder.is_file() else 'a folder'} with {beside}"
+    return f"; pass {'the folder of this file' if folder.is_file() else 'a folder'} with {_HOLDS}"
 
 
 if __name__ == "__main__":

@@ -192,7 +192,7 @@ def _run(task: LanguageTask, run: RunFolder, console: Console) -> None:
     if config.lipschitz is not None:
         assert isinstance(config.model, PotentialConfig)
         body = config.lipschitz / config.head_cap
-        parts = f"RMS of the head {shown(config.head_cap, '.4g')}, of all before it {shown(body, '.4g')}"
+        parts = f"in RMS, {shown(config.head_cap, '.4g')} of the head times {shown(body, '.4g')} of all before it"
         euclidean = config.lipschitz * math.sqrt(config.model.vocabulary_size / config.model.token_width)
         kept = (
             f"Lipschitz constant at most {shown(config.lipschitz)} from RMS to RMS and {shown(euclidean)} in Euclidean "
