@@ -268,7 +268,7 @@ def test_print_fits_80_columns_and_sums_to_all_of_the_constant():
     _, _, constraints = run(5)
     lines = str(constraints).splitlines()
     assert lines[0] == "Lipschitz constant at most 5 in Euclidean norms and 8.16497 from RMS to RMS"
-    assert lines[1] == "after every step; caps move every 4 steps"
+    assert lines[1] == "after every step, for inputs of RMS at most 1.0; caps move every 4 steps"
     assert max(map(len, lines)) <= 80
     shares = [float(share) for share in re.findall(r"(\d+)% +\d+%", "\n".join(lines))]
     assert sum(shares) == pytest.approx(100, abs=4)  # each is rounded
@@ -285,11 +285,14 @@ def test_print_says_which_parameters_have_no_part_in_the_constant():
 def test_print_says_which_weights_are_shrunk_at_once():
     model = residual()
     constraints = wn.constrain(wn.Scion(model), lipschitz=0.05, example_input=X)
-    line, more = str(constraints).splitlines()[2:4]
+    outside, _, line, more, now = str(constraints).splitlines()[2:7]
+    assert outside.startswith("the example lies outside of the domain: `input.input` has vectors of RMS")
     said = re.fullmatch(r"at once the caps shrink 4 weights, the most (\S+), of norm (\S+) for (\S+)", line)
     assert float(said[2]) > float(said[3]) == pytest.approx(constraints.caps()[said[1]], rel=1e-2)
-    enough = float(re.fullmatch(r"\(lipschitz=(\S+) would shrink none\)", more)[1])
+    enough = float(re.fullmatch(r"\(lipschitz=(\S+) would shrink none; by the entries of its .*", more)[1])
     model = residual()
+    has = float(re.fullmatch(r"caps know norms alone, the model has (\S+) now\)", now)[1])
+    assert has == pytest.approx(wn.certify(model, X).lipschitz, rel=1e-2)
     assert "shrink" not in str(wn.constrain(wn.Scion(model), lipschitz=enough, example_input=X))
     assert "shrink" in str(wn.constrain(wn.Scion(model), lipschitz=0.98 * enough, example_input=X))
 
@@ -314,7 +317,7 @@ def test_tables_that_the_domain_bounds_are_named_beside_the_constant_that_shrink
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2))
     nn.init.constant_(model[0].weight, 3.0)
     more = str(wn.constrain(wn.Scion(model), lipschitz=0.05, example_input=torch.zeros(1, 3, dtype=torch.long)))
-    assert re.search(r"would shrink none but 0\.weight, whose rows radius= or box= bounds\)", more)
+    assert re.search(r"would shrink none but 0\.weight, whose rows radius= or box= bounds;", more)
 
 
 def with_biases():
@@ -387,11 +390,11 @@ def test_less_than_a_model_can_have_is_refused_with_what_stands_in_the_way():
     with pytest.raises(ValueError, match=r"the constant is 319\.\d+\. What .* 1\.layer_norm \(normalization\) by 317"):
         wn.constrain(wn.Scion(skips), lipschitz=10.0, example_input=X)
     assert wn.constrain(wn.Scion(skips), lipschitz=400.0, example_input=X).caps()["0.f.0.weight"] > 0.01
-    around = r"the constant is 1\.01\d+\. Paths around the weights.* keep it\. Ask for at least that"
+    around = r"the constant is 1\.01\d+\. What has no cap keeps it, .* frozen weights do\. Ask for at least that"
     with pytest.raises(ValueError, match=around):
         wn.constrain(wn.Scion(skips[0]), lipschitz=0.5, example_input=X)
     assert wn.constrain(wn.Scion(skips[0]), lipschitz=1.0101, example_input=X).caps()["f.0.weight"] < 0.02
-    with pytest.raises(ValueError, match=r"What multiplies it most: head\.linear \(linear\) by 9\.80.* tables keep"):
+    with pytest.raises(ValueError, match=r"frozen weights do: head\.linear \(linear\) by 9\.80.* tables keep"):
         wn.constrain(wn.Scion(attention(tied=True)), lipschitz=5.0, example_input=TOKENS)
     tied = wn.constrain(wn.Scion(attention(tied=True)), lipschitz=20.0, example_input=TOKENS)
     assert tied.caps()["table.weight"] == pytest.approx(1.0)  # the radius of the domain

@@ -55,9 +55,9 @@ def _attention(
     return (torch.softmax(logits, dim) @ v)[:, 0]
 
 
-def _softmax(x, dim=-1):
+def _softmax(x, dim=-1, eps=0.0):
     weights = x.exp()
-    return weights / weights.sum(dim, keepdim=True)
+    return weights / (weights.sum(dim, keepdim=True) + eps)
 
 
 _FIRST = torch.tensor([[False, True, True]])
@@ -115,6 +115,8 @@ NEAR_MISSES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     ),
     "softmax less another axis's largest": (lambda x: _softmax(x - x.amax(1, keepdim=True)), 1.0),
     "softmax along two axes": (lambda x: _softmax(x, (1, 2)), 1.0),
+    "softmax and a large eps": (lambda x: _softmax(x - x.amax(-1, keepdim=True), eps=2.0), 1.0),
+    "softmax and eps, less the largest of two axes": (lambda x: _softmax(x - x.amax((1, 2), True), eps=0.1), 3.0),
     "logits squashed": (lambda x: _attention(x, mask=lambda s: 2 * torch.tanh(3 * s)), 1.0),
 }
 
@@ -125,6 +127,7 @@ REFUSED = {
     "deviation about another mean",
     "deviation without its mean", "slope by another's sign", "slope from another point",
     "negative radius", "unit of a negative share", "softmax less another axis's largest", "softmax along two axes",
+    "softmax and eps, less the largest of two axes",
 }  # fmt: skip
 """Which have no bound; the others have one, and are attacked."""
 QUICK = {
@@ -133,6 +136,7 @@ QUICK = {
     "mean over no axes, which is over all", "mean square about another mean", "potential of a negative factor",
     "logits filled with zero", "logits filled, and the fill made small",
     "logits replaced", "unit over no axes", "softmax less another axis's largest", "softmax along two axes",
+    "softmax and a large eps", "softmax and eps, less the largest of two axes",
 }  # fmt: skip
 
 
@@ -168,6 +172,7 @@ SPELLED: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "softmax": (lambda x: _softmax(x[..., :2] - x[..., :2].amax(-1, keepdim=True)), 0.5),
     "softmax, less the largest of two axes": (lambda x: _softmax((y := x[..., :2]) - y.amax((-2, -1), True)), 0.5),
     "softmax of no difference": (lambda x: _softmax(x[..., :2]), 0.5),
+    "softmax and eps": (lambda x: _softmax((y := x[..., :2]) - y.amax(-1, True), eps=2.0**-20), 0.5 + 2.0**-20),
     "steeper below": (lambda x: torch.where(x <= 0, -3.0 * x, x), 3.0),
 }
 """Forms that models spell out, and their constants."""

@@ -50,12 +50,17 @@ def test_no_attack_inside_the_radius_succeeds_and_some_outside_do():
 
 
 def test_the_margin_is_used_where_it_is_less():
-    model, x = _classifier(), torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(1))
+    model, x = _classifier(), torch.rand(4, 3, 2, 2, generator=torch.Generator().manual_seed(1))
     plain, with_margin = (wn.certify(model, x, margins=each, arithmetic="real") for each in (False, True))
     ratio = with_margin.certified_radius(model(x)) / plain.certified_radius(model(x))
     slope = with_margin.margin
     assert slope < math.sqrt(2) * plain.lipschitz
     torch.testing.assert_close(ratio, torch.full((4,), math.sqrt(2) * plain.lipschitz / slope).double())
+
+
+def test_radii_of_a_domain_without_the_example_are_no_radii_of_its_inputs():
+    with pytest.warns(UserWarning, match="`input.input` has vectors of RMS 9; pass radius= or box="):
+        wn.certify(nn.Linear(3, 2), torch.full((1, 3), 9.0), margins=True)
 
 
 def test_pixels_are_counted_by_the_smallest_deviation_or_by_the_model():
@@ -99,7 +104,7 @@ def test_rounding_is_taken_from_the_gap_twice():
 
 
 def test_distances_of_rows_bound_what_rounding_does_to_a_gap():
-    model, x = _classifier(), torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(1))
+    model, x = _classifier(), torch.rand(4, 3, 2, 2)
     plain, with_margin = (wn.certify(model, x, margins=each) for each in (False, True))
     logits = torch.tensor([[1.0, 0, 0, 0, 0]]) * (2 * math.sqrt(2) * plain.forward_error)
     assert [bool(each.settled(0.99 * logits)) for each in (plain, with_margin)] == [False, True]
@@ -155,7 +160,7 @@ def test_classes_of_pixels_lie_along_an_axis_that_is_stated():
 
 
 def test_margins_are_of_the_last_axis_alone():
-    model, x = nn.Linear(3, 2), torch.randn(4, 5, 6, 3, generator=torch.Generator().manual_seed(1))
+    model, x = nn.Linear(3, 2), torch.rand(4, 5, 6, 3, generator=torch.Generator().manual_seed(1))
     plain, with_margin = (wn.certify(model, x, margins=each, arithmetic="real") for each in (False, True))
     radii = [[each.certified_radius(model(x), dim=dim) for each in (plain, with_margin)] for dim in (-1, -2)]
     assert bool((radii[0][0] < radii[0][1]).all())

@@ -295,7 +295,7 @@ def test_a_computed_tensor_is_not_the_parameter_whose_name_it_has():
 def test_margins_are_of_the_columns_of_a_matrix_that_is_stored_by_inputs(norm, cap, transposed):
     weight = nn.Parameter(torch.zeros((64, 4) if transposed else (4, 64)))
     use = (lambda s, x: x @ s.weight) if transposed else (lambda s, x: F.linear(x, s.weight))
-    model, x = Net(use, weight=weight), torch.randn(2, 64)
+    model, x = Net(use, weight=weight), torch.zeros(2, 64)
     held = wn.constrain(wn.Scion(wn.assign_norms(model, overrides={"*": norm}), lr=0.1), {"*": cap})
     always = wn.certify(model, x, within=held, margins=True).margin
     with torch.no_grad():  # two logits as far apart as the cap allows

@@ -77,7 +77,7 @@ class Budget(ProvedCaps):
         part = "the constant does not depend on it"
         rows += [(name, "none", "", why.replace("no pattern names it", part)) for name, why in self._left_out.items()]
         moves = f"move every {self._every} steps" if self._every else "stay"
-        head = f"Lipschitz constant at most {self._words}\nafter every step; caps {moves}"
+        head = f"Lipschitz constant at most {self._words}\nafter every step, for {self._within.inputs}; caps {moves}"
         return "\n".join([head, *self._notes(), aligned(rows), *[RECTIFIED] * self._rectified])
 
     __repr__ = __str__
@@ -162,7 +162,8 @@ def caps_of_constant(within: Within, start: Caps, lipschitz: float) -> tuple[Cap
             if abs(within.log(caps) - within.walked_at(caps)) <= TOLERANCE:
                 break
     except BudgetError as error:
-        raise ValueError(_too_small(lipschitz, error)) from None
+        around = within.constant({name: cap if name in pinned else cap * 1e-9 for name, cap in caps.items()})
+        raise ValueError(_too_small(lipschitz, error, around)) from None
     costs = within.elasticities(caps, [name for name in caps if name not in pinned])
     caps = within.freed(caps, FREE, free := [name for name, cost in costs.items() if not cost])
     if not within.constant(caps) <= Decimal(lipschitz):
@@ -178,17 +179,22 @@ def in_both(most: float, unit: Unit, rows: Sequence[Row]) -> dict[Unit, Decimal]
         return {unit: Decimal(most), other: Decimal(most) * ratio}
 
 
-def _too_small(lipschitz: float, error: BudgetError) -> str:
-    """The message for a constant that is too small: the smallest possible one, and which operations prevent less."""
+def _too_small(lipschitz: float, error: BudgetError, around: Decimal) -> str:
+    """The message for a constant that is too small: the smallest possible one, and which operations prevent less.
+
+    Without the weights it would be `around`.
+    """
     steep = [each for each in factors(error.rows) if each[1] > 0.05] if error.rows else []
     largest = sorted(steep, key=lambda each: -each[1])[:3]
     least = shown(error.least) if error.rows else "not proved"
     words = ", ".join(f"{row.name} ({row.operation}) by {shown(10**factor, '.3g')}" for row, factor in largest)
-    what, remedy = f"What multiplies it most: {words}", "wn.initialize_(model) begins again with weights of norm 1"
+    what = f"What multiplies it most: {words}"
+    remedy = "wn.initialize_(model) begins again with weights of norm 1, before wn.calibrate"
     if any(row.operation == "normalization" for row, _ in largest):
         remedy = "A norm layer multiplies by up to 1 / sqrt(eps): wn.calibrate(model, data) puts a floor under it"
-    if error.rows and not largest:
-        what, remedy = "Paths around the weights, as of residual connections, keep it", "Ask for at least that"
+    elif error.rows and lipschitz < around:
+        what = "What has no cap keeps it, as residual connections and frozen weights do" + f": {words}" * bool(words)
+        remedy = "Ask for at least that"
     return (
         f"constrain: lipschitz={lipschitz} is less than these weights can be shrunk to: with {LEAST:g} of their norms "
         f"as caps the constant is {least}. {what}. {remedy}; frozen weights and tables keep their size"

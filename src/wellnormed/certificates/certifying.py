@@ -13,6 +13,7 @@ from wellnormed._devices import default_on_cpu
 from wellnormed._inputs import require_choice, require_numbers
 from wellnormed._ranges import POSITIVE
 from wellnormed._version import VERSION
+from wellnormed._warnings import warn
 from wellnormed.certificates.arguments import (
     domain_from,
     example_of,
@@ -24,6 +25,7 @@ from wellnormed.certificates.arguments import (
 from wellnormed.certificates.certificate import Certificate
 from wellnormed.certificates.orders import require_lanes
 from wellnormed.certificates.original import compare, require_same_tensors
+from wellnormed.certificates.printing import outside
 from wellnormed.certificates.promising import any_entries, promise_of
 from wellnormed.constraints import Constraints
 from wellnormed.constraints.matching import serving
@@ -203,7 +205,10 @@ def certify(
         except UncertifiableError as error:
             raise UncertifiableError(f"in original=, {error}") from error
         replaced = compare(walks[-1], others[-1])
-    return certificate_of(walks[-1], program, comparison, replaced)
+    certificate = certificate_of(walks[-1], program, comparison, replaced)
+    if margins and (found := outside(program, certificate.inputs)):
+        warn(f"certify: radii of predictions hold inside of the domain alone, and {found[0]}")
+    return certificate
 
 
 def certificate_of(

@@ -1,5 +1,6 @@
 """Find caps that bound a number of the model, and attach them: `constrain(lipschitz=...)` and `largest_logit=...`."""
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from wellnormed.certificates.arguments import example_of, unwrapped
 from wellnormed.certificates.budget import Budget, caps_of_constant, in_both
 from wellnormed.certificates.cost import cost_of, shrunk
 from wellnormed.certificates.logits import Logits, for_most_inputs, logit_caps
-from wellnormed.certificates.printing import only_relu
+from wellnormed.certificates.printing import only_relu, outside
 from wellnormed.certificates.promising import any_entries, promise_of
 from wellnormed.certificates.proved_caps import layers_with, refuse_training
 from wellnormed.certificates.sizes import UNITS, Unit, entries_of, slope
@@ -24,6 +25,7 @@ from wellnormed.constraints import ColumnCap, Constraint, Constraints, HardCap
 from wellnormed.constraints.caps import EntryCap
 from wellnormed.constraints.matching import attach, matched, norms_of, require_finite
 from wellnormed.constraints.step_lengths import BoundsItsSteps
+from wellnormed.lowering.walk import walked
 from wellnormed.norms import BiasRMS, Norm
 from wellnormed.norms.base import widened
 from wellnormed.parallel.layout import whole
@@ -113,11 +115,13 @@ def constrain_to(
     state = dict(named) | dict(model.named_buffers(remove_duplicate=False))
     fixed = {name: state[name] for name in program.stored if name in state and name not in within.promised}
     refuse_training(layers_with((fixed[name] for name in within.statistics() & fixed.keys()), model))
+    within = for_most_inputs(within, start) if asked.of_logits else within
+    inputs = [row for row in within.rows(start | within.tables()) if row.operation == "input"]
+    notes = [line for text in outside(program, inputs) for line in textwrap.wrap(text, 80)]
     if asked.of_logits:
-        within = for_most_inputs(within, start)
         caps = logit_caps(optimizer, {a.name: a.parameter for a in assignment}, within, start, asked.most)
         moves = shrunk(norms_now, caps)
-        make = partial(Logits, moved=[moves] if moves else [])
+        make = partial(Logits, notes=[*notes, moves] if moves else notes)
     else:
         within.measured_by(partial(constant_of, unit=asked.unit))
         caps, costs, free = caps_of_constant(within, start, asked.most)
@@ -132,10 +136,14 @@ def constrain_to(
         cost.judge(asked.most, asked.accept_small_range)
         words = " and ".join(f"{shown(number)} {UNITS[each]}" for each, number in numbers.items())
         none = shown(slope(rows[-1], entries_of(rows, asked.unit)), ".3g")  # within caps that are the norms now
+        now = walked(program, asked.domain, arithmetic=None).ledger.proof if cost.moves else None
         tables = [name for name, cap in within.tables().items() if norms_now[name] > cap]
         but = f" but {', '.join(tables)}, whose rows radius= or box= bounds" if tables else ""
-        moved = [cost.moves, f"(lipschitz={none} would shrink none{but})"] if cost.moves else []
-        shown_first = {"words": words, "moved": moved, "rectified": only_relu(rows)}
+        if now is not None:
+            has = shown(constant_of(now, asked.unit), ".3g")
+            notes += [cost.moves, f"(lipschitz={none} would shrink none{but}; by the entries of its weights, of which"]
+            notes += [f"caps know norms alone, the model has {has} now)"]
+        shown_first = {"words": words, "notes": notes, "rectified": only_relu(rows)}
         make = partial(Budget, costs=costs, every=asked.move_every, **shown_first)
     make = partial(make, within=within, asked=float(asked.most), caps=caps, fixed=fixed)
     constraints = {**given, **{name: kinds[name](cap, every=asked.every) for name, cap in caps.items()}}
@@ -167,5 +175,6 @@ def _require_all(optimizer: torch.optim.Optimizer, model: nn.Module, program: Pr
     if others := [name for name, p in trained.items() if p not in owned]:
         raise ValueError(
             "constrain: lipschitz= needs all trained parameters of the model in one optimizer, which lacks "
-            f"{', '.join(others)}; add or freeze them"
+            f"{', '.join(others)}; "
+            + ("it moves those of another model" if len(others) == len(trained) else "add or freeze them")
         )

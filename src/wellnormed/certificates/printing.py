@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from wellnormed.certificates.sizes import entries_of, greatest, group_size, largest_rms, short, slope
 from wellnormed.program.comparing import NOT_COMPARED
 from wellnormed.program.domain import Box, domain_of
+from wellnormed.program.program import Program
 from wellnormed.proof import Row
 from wellnormed.proof.check import arithmetic_of, of_change, of_rounding
 from wellnormed.proof.decimals import assumed, between, shown
@@ -33,7 +34,7 @@ def table(certificate: "Certificate") -> str:
         f"Lipschitz bound {short(certificate.lipschitz.exact)}  (log10 {log10}; {rms} from RMS to RMS)",
         f"norms: {certificate.norms}",
         f"domain: {certificate.domain}",
-        *_outside(certificate),
+        *outside(certificate.program, certificate.inputs),
         f"proved of the captured program; {_briefly(certificate)}; statement() has all of it",
         rounding(certificate),
         *_change(certificate),
@@ -81,7 +82,7 @@ def statement(certificate: "Certificate") -> str:
             f"proof: {PROOF}",
             f"rounding: {rounding(certificate)}",
             *(f"change: {each}" for each in _change(certificate)),
-            *_outside(certificate),
+            *outside(certificate.program, certificate.inputs),
             f"compared: {certificate.compared}",
             f"not compared: {', '.join(NOT_COMPARED)}",
         ]
@@ -186,9 +187,9 @@ def domain(certificate: "Certificate") -> str:
     return f"{whole}: {'; '.join(parts + fixed)}"
 
 
-def _outside(certificate: "Certificate") -> list[str]:
+def outside(program: Program | None, inputs: Iterable[Row]) -> list[str]:
     """A line for every input of the example, while it is known, that lies outside of the domain."""
-    program, rows = certificate.program, {row.name: row for row in certificate.inputs}
+    rows = {row.name: row for row in inputs}
     given = [] if program is None else zip(program.inputs.values(), program.given, strict=True)
     found = []
     for (name, _), tensor in given:

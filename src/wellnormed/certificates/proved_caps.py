@@ -37,7 +37,7 @@ class ProvedCaps(Constraints):
         asked: The number.
         caps: Name of a parameter -> its cap.
         fixed: Name -> stored tensor whose values the proof uses.
-        moved: Lines of the print that say which weights the caps have shrunk at once.
+        notes: Lines of the print: whether the example is in the domain, and which weights the caps have shrunk at once.
     """
 
     what: ClassVar[str]
@@ -50,9 +50,9 @@ class ProvedCaps(Constraints):
     def __init__(
         self, optimizer: torch.optim.Optimizer, constrained: tuple[Constrained, ...], left_out: Mapping[str, str],
         prove: bool, model: Weak, *, within: Within, asked: float, caps: Caps, fixed: Mapping[str, Tensor],
-        moved: Sequence[str],
+        notes: Sequence[str],
     ) -> None:  # fmt: skip
-        self._within, self._asked, self._moved = within, asked, moved
+        self._within, self._asked, self._noted = within, asked, notes
         self._fixed: dict[str, tuple[Tensor, Mark]] = {name: (tensor, mark(tensor)) for name, tensor in fixed.items()}
         self._caps = {name: torch.tensor(cap, dtype=torch.float64) for name, cap in caps.items()}
         super().__init__(optimizer, constrained, left_out, prove, model)
@@ -151,11 +151,11 @@ class ProvedCaps(Constraints):
         self._turn = turn
 
     def _notes(self) -> list[str]:
-        """Lines of the print: that the model computes something else now, and which weights the caps have shrunk."""
+        """Lines of the print, first that the model computes something else now."""
         model = self._model() if self._turn else None
         same = model is None or self._within.is_of(model)
         other = f"The model computes something else now, and {self._number} is not proved for it: call remove() and "
-        return [*[f"{other}constrain again"] * (not same), *self._moved]
+        return [*[f"{other}constrain again"] * (not same), *self._noted]
 
     def _require_proved(self) -> None:
         """Refuse a step if the constant is not proved for the values that frozen tensors have now."""

@@ -96,18 +96,23 @@ _LARGEST = (
     op("amax.default", X, _SHIFT, True),
     Op(("<built-in function getitem>",), (op("max.dim", X, _SHIFT, True), 0)),
 )
-_SHIFTED, _WRITTEN = (
-    op("div", each, op("sum.dim_IntList", each, _OVER, True))
+_SHIFTED, *_WRITTEN = (
+    op("div", each, total)
     for each in (op("exp.default", op("sub", X, _LARGEST)), op("exp.default", X))
+    for sums in [op("sum.dim_IntList", each, _OVER, True)]
+    for total in (sums, matching.add(sums, Number("eps")))
 )
-"""`exp(x - m) / sum(exp(x - m))`, where m is the largest entry along some axes, which cannot overflow, or 0."""
+"""`exp(x - m) / (sum(exp(x - m)) + eps)`, where m is the largest entry along some axes, which cannot overflow, or 0."""
 
 
 def _written_softmax(ledger: Ledger, f: Mapping[str, Any]) -> Value:
+    """An eps is as in `_segment_softmax`, if the largest entry is the line's; without a shift it is like one more."""
     over, shift = (axes_of(f["x"], f.get(name, f["over"])) for name in ("over", "shift"))
-    if len(over) > 1 or not {*over} <= {*shift}:
+    eps = f.get("eps", 0.0)
+    if len(over) > 1 or eps < 0 or not ({*over} == {*shift} if eps else {*over} <= {*shift}):
         raise ledger.refuse("it is not a softmax along one axis: take the sum, and the largest entry, along the same")
-    return softmax(ledger, f["x"], *over)
+    result = softmax(ledger, f["x"], *over)
+    return moves.times(ledger, result, math.nextafter(1 + 2 * eps, math.inf)) if eps else result
 
 
 def _at(table: Tensor, index: Any) -> Tensor:
@@ -142,6 +147,7 @@ def _segment_softmax(ledger: Ledger, f: Mapping[str, Any]) -> Value:
 
 SOFTMAXES: list[tuple[Any, Lowering]] = [
     (_SOFTMAX, Stated(_masked_softmax)), (_LOGSUMEXP, Stated(_masked_logsumexp)), (_MAX, Stated(_masked_largest)),
-    (_SEGMENTS, _segment_softmax), (_SHIFTED, Stated(_written_softmax, short=False)), (_WRITTEN, _written_softmax),
+    (_SEGMENTS, _segment_softmax), (_SHIFTED, Stated(_written_softmax, short=False)),
+    (tuple(_WRITTEN), _written_softmax),
 ]  # fmt: skip
 """Patterns with the functions that bound them, as in `PATTERNS`."""

@@ -89,7 +89,8 @@ def divide(ledger: Ledger, a: Operand, b: Operand) -> Value:
     if not isinstance(a, Value) or isinstance(b, Value):
         raise ledger.refuse(
             "its divisor depends on the input, or on weights of which only a norm is known, and may come near 0; "
-            "divide by a constant, or x by its own norm plus a positive number"
+            "divide by a constant, or x by its own norm plus a positive number; multiply by exp(-x) in the place of "
+            "a division by exp(x), and write torch.softmax"
         )
     return moves.times(ledger, a, b, divide=True)
 

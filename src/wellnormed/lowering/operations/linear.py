@@ -217,7 +217,7 @@ def margin(ledger: Ledger, logits: Value) -> Value:
     if len(logits.terms) != 1 or linear is None:
         raise ledger.refuse(
             "its result is not that of a linear map, or is rounded after it, so the differences of its entries have "
-            "no separate bound"
+            "no separate bound; certify the model up to its logits, or leave margins=True out"
         )
     if term.factor is not None and term.factor.size > 1:
         raise ledger.refuse("the entries of its result are multiplied by different factors; multiply all by one number")
