@@ -177,9 +177,9 @@ class Proof:
             pixels: Whether the bound must hold for changes of single pixels.
             ordered: Whether addends count with shares; see `matrices.absolute_norm`.
         """
-        key = names, parts, transposed, groups, pixels, ordered
+        promise = self.promises.get(names[0])
+        key = names, parts, transposed, groups, pixels, ordered and promise is None
         if key not in self._absolute:
-            promise = self.promises.get(names[0])
             if promise is not None:
                 by_taps = groups is not None
                 self._absolute[key] = [promise.absolute_kernel()] if by_taps else promise.absolute(parts, transposed)
