@@ -62,7 +62,7 @@ def models() -> Iterator[tuple[str, nn.Module, Tensor, dict[str, Any]]]:
         settings: dict[str, Any] = {"effort": "high"} if name == "network" else {}
         yield name, model.eval(), example, settings if within is None else {"within": within}
         if name in MARGINS:
-            yield f"{name}, margins", model.eval(), example, {"radius": 0.5, "margins": True}
+            yield f"{name}, margins", model.eval(), 0.3 * example, {"radius": 0.5, "margins": True}
     for number in range(RANDOM):
         drawn = draw_model(0, number)
         yield f"random model {number}", drawn.model, drawn.example, {"radius": drawn.radius}
