@@ -83,7 +83,7 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
     """Read all tensors of a file, whose header must describe every byte of it exactly once."""
     content = _read(path, _CONTENT)
     start = 8 + int.from_bytes(content[:8], "little")
-    require(start <= _TEXT, f"the header of {path} has {start} bytes, more than {_TEXT}")
+    require(start <= _TEXT, f"the header of {path} has {start} bytes, more than {_TEXT}; pass a file of safetensors")
     header = parse_json(content[8:start], f"the header of {path}")
     placed = []
     for name, entry in read(dict[str, Any], header, f"the header of {path}").items():
