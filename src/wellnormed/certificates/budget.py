@@ -53,7 +53,7 @@ class Budget(ProvedCaps):
     Averages of weights keep caps that stand still, and not those that move: under `wn.Averaged` caps stay.
     """
 
-    what = "constant"
+    what, apart = "constant", "the constant does not depend on it"
 
     def __init__(self, *given: Any, words: str, costs: Caps, every: int, rectified: bool, **proved: Any) -> None:
         self._words, self._every, self._rectified = words, every, rectified
@@ -74,8 +74,7 @@ class Budget(ProvedCaps):
                 rows.append((name, text, f"{costs[name] / total:.0%}", f"{saved[name] / most:.0%}"))
             else:
                 rows.append((name, f"free up to {FREE:g}" if caps.get(name) == FREE else text, "", ""))
-        part = "the constant does not depend on it"
-        rows += [(name, "none", "", why.replace("no pattern names it", part)) for name, why in self._left_out.items()]
+        rows += [(name, "none", "", why) for name, why in self._left_out.items()]
         moves = f"move every {self._every} steps" if self._every else "stay"
         head = f"Lipschitz constant at most {self._words}\nafter every step, for {self._within.inputs}; caps {moves}"
         return "\n".join([head, *self._notes(), aligned(rows), *[RECTIFIED] * self._rectified])

@@ -99,7 +99,7 @@ def calibrate(model: nn.Module, data: Iterable[Any], slack: float = 1.05) -> Cal
     if _has_scale(model):
         raise ValueError(f"calibrate: the model is itself a {type(model).__name__}; pass nn.Sequential(model)")
     watched = [_Watched(name, module) for name, module in model.named_modules() if _has_scale(module)]
-    with torch.compiler.set_stance("force_eager"), evaluating(model), _watching(watched):  # compiled code has no hooks
+    with _watching(model, watched):
         example = _run(model, data)
     left = {each.name: why for each in watched if (why := each.why_not())}
     served = [each for each in watched if each.name not in left]
@@ -213,8 +213,11 @@ def _doubt(module: nn.Module) -> str:
 
 
 @contextmanager
-def _watching(watched: list[_Watched]) -> Iterator[None]:
-    """Record the inputs of the layers, with all ball projections and torch's fused encoder layers switched off."""
+def _watching(model: nn.Module, watched: list[_Watched]) -> Iterator[None]:
+    """Record the inputs of the layers, with all ball projections and torch's fused encoder layers switched off.
+
+    The model is in evaluation mode, and not compiled, since compiled code has no hooks.
+    """
     handles = [each.module.register_forward_pre_hook(each.see, with_kwargs=True) for each in watched]
     radii = {each.module: each.module.radius for each in watched if isinstance(each.module, BallProjection)}
     for ball in radii:
@@ -222,7 +225,8 @@ def _watching(watched: list[_Watched]) -> Iterator[None]:
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # which packs padded inputs, and calls no layers
     try:
-        yield
+        with torch.compiler.set_stance("force_eager"), evaluating(model):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
         for handle in handles:
@@ -235,7 +239,7 @@ def _require_out_of_use(model: nn.Module, old: list[_Watched], example: Any) -> 
     """Refuse a model that calls replaced layers by other ways than their places, as from a list."""
     for each in old:
         each.reached = False
-    with torch.compiler.set_stance("force_eager"), evaluating(model), _watching(old):
+    with _watching(model, old):
         _run(model, [example])
     if held := [each.name for each in old if each.reached]:
         raise ValueError(

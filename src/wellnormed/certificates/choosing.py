@@ -136,11 +136,10 @@ def constrain_to(
         cost.judge(asked.most, asked.accept_small_range)
         words = " and ".join(f"{shown(number)} {UNITS[each]}" for each, number in numbers.items())
         none = shown(slope(rows[-1], entries_of(rows, asked.unit)), ".3g")  # within caps that are the norms now
-        now = walked(program, asked.domain, arithmetic=None).ledger.proof if cost.moves else None
         tables = [name for name, cap in within.tables().items() if norms_now[name] > cap]
         but = f" but {', '.join(tables)}, whose rows radius= or box= bounds" if tables else ""
-        if now is not None:
-            has = shown(constant_of(now, asked.unit), ".3g")
+        if cost.moves:
+            has = shown(constant_of(walked(program, asked.domain, arithmetic=None).ledger.proof, asked.unit), ".3g")
             notes += [cost.moves, f"(lipschitz={none} would shrink none{but}; by the entries of its weights, of which"]
             notes += [f"caps know norms alone, the model has {has} now)"]
         shown_first = {"words": words, "notes": notes, "rectified": only_relu(rows)}

@@ -28,7 +28,7 @@ class Logits(ProvedCaps):
     caps of each that no earlier one has scaled.
     """
 
-    what = "largest logit"
+    what, apart = "largest logit", "no logit depends on it"
 
     def logits(self) -> dict[str, float]:
         """Row of an attention -> a proved bound on its logits for all weights within the caps."""
@@ -38,8 +38,7 @@ class Logits(ProvedCaps):
         """The number of every attention, and the caps."""
         rows = [("attention", "largest logit"), *((row, shown(logit, ".4g")) for row, logit in self.logits().items())]
         head = f"No attention logit beyond {shown(self._asked)} after any step, for {self._within.inputs}"
-        caps = Constraints.__str__(self).replace("no pattern names it", "no logit depends on it")
-        return "\n".join([head, *self._notes(), aligned(rows), caps])
+        return "\n".join([head, *self._notes(), aligned(rows), Constraints.__str__(self)])
 
     __repr__ = __str__
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from wellnormed.certificates.within import Caps, Within
 from wellnormed.constraints import Constraints
 from wellnormed.constraints.caps import Cap
+from wellnormed.constraints.matching import UNNAMED
 from wellnormed.constraints.weights import Constrained, matching_state
 from wellnormed.parallel.layout import Mark, mark, marks
 from wellnormed.proof.decimals import shown
@@ -42,6 +43,8 @@ class ProvedCaps(Constraints):
 
     what: ClassVar[str]
     """The number, in words."""
+    apart: ClassVar[str]
+    """Why a parameter without a cap has none."""
 
     @property
     def _number(self) -> str:
@@ -55,6 +58,7 @@ class ProvedCaps(Constraints):
         self._within, self._asked, self._noted = within, asked, notes
         self._fixed: dict[str, tuple[Tensor, Mark]] = {name: (tensor, mark(tensor)) for name, tensor in fixed.items()}
         self._caps = {name: torch.tensor(cap, dtype=torch.float64) for name, cap in caps.items()}
+        left_out = {name: self.apart if why == UNNAMED else why for name, why in left_out.items()}
         super().__init__(optimizer, constrained, left_out, prove, model)
         self._members, self._layers = self._found(), layers_with(self._statistics(), self._model())
         self._code, self._idle, self._turn = code_of(self._model()), set[tuple[str, str]](), 0

@@ -240,11 +240,8 @@ class Within:
                 now = capture(evaluated, own.call(own.given), own.output, whole_batch=not own.each_sample)
             except UncertifiableError:
                 return False
-        found, made, buffers = (
-            _made_by_code(now),
-            self._made,
-            dict(unwrapped(model).named_buffers(remove_duplicate=False)),
-        )
+        found, made = _made_by_code(now), self._made
+        buffers = dict(unwrapped(model).named_buffers(remove_duplicate=False))
         same = found.keys() == made.keys() and all(torch.equal(found[k], made[k]) for k in made.keys() - buffers.keys())
         return same and str(now.module.graph) == str(own.module.graph) and now.stored.keys() == own.stored.keys()
 

@@ -23,6 +23,9 @@ from wellnormed.parallel.layout import local, refuse_untrainable, whole
 from wellnormed.routing import AssignedParameter, Assignment, assign_norms
 from wellnormed.routing.patterns import Matched
 
+UNNAMED = "no pattern names it"
+"""Why a parameter has no constraint where none was asked for."""
+
 
 def constrainable(optimizer: object) -> torch.optim.Optimizer:
     """The optimizer whose steps constraints follow: the one within an average, or within a wrapper without hooks."""
@@ -106,7 +109,7 @@ def attach(
         constrained[name] = Constrained(name, a.parameter, a.norm, constraint)
     _refuse_shared_memory(norms)
     left_out = {
-        a.name: "; ".join(dict.fromkeys(passed_by[a.name].values())) or "no pattern names it"
+        a.name: "; ".join(dict.fromkeys(passed_by[a.name].values())) or UNNAMED
         for a in norms
         if a.name not in constrained
     }

@@ -186,15 +186,15 @@ def _normalised(x: Tensor, chosen: CoefficientSet) -> Tensor:
     that takes no scale; the quotients are the same, since the scale is a power of two.
     """
     plain = chosen.scale == 1 and not chosen.epsilon and not unread(x)
-    norm = _frobenius(x) if plain else None
+    norm = frobenius(x) if plain else None
     if norm is None or not all(_SMALL < one < 1 / _SMALL for one in norm.flatten().tolist()):
         x = x / finite_scale(x, "x")
         # The largest entry is at least 1/2, so only a zero matrix has a smaller norm.
-        norm = chosen.scale * _frobenius(x).clamp_min(0.5) + chosen.epsilon
+        norm = chosen.scale * frobenius(x).clamp_min(0.5) + chosen.epsilon
     return x / norm.to(x.dtype)
 
 
-def _frobenius(x: Tensor) -> Tensor:
+def frobenius(x: Tensor) -> Tensor:
     """Frobenius norms in float64, `(*batch, 1, 1)`.
 
     Summed along the contiguous axis first: one float32 sum is off by 3e-5 at 768 x 3072, and a float64 copy takes as
