@@ -1,8 +1,9 @@
-"""Training and evaluation mode of a model's modules."""
+"""Training and evaluation mode of a model's modules, and computing without autocast."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 
@@ -15,3 +16,18 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """No autocast converts anything in the block: neither one around it, nor one that a model enters itself."""
+    kind = torch.autocast
+    own = {name: getattr(kind, name) for name in ("__enter__", "__exit__")}
+    with kind("cpu", enabled=False):
+        for name in own:
+            setattr(kind, name, lambda autocast, *error: None)
+        try:
+            yield
+        finally:
+            for name, function in own.items():
+                setattr(kind, name, function)

@@ -196,6 +196,31 @@ def test_a_constant_is_refused_for_other_code_before_the_step(name, asked):
     step(model, optimizer, torch.ones(2, 3, 6))
 
 
+def casting(model):
+    """The model, which enters autocast itself, as trainers for mixed precision make it do."""
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+    return model
+
+
+@pytest.mark.parametrize("asked", ["lipschitz", "largest_logit"])
+@pytest.mark.parametrize("first", [casting, lambda model: model], ids=["before", "after"])
+def test_a_constant_holds_where_the_model_enters_autocast_itself(first, asked):
+    torch.manual_seed(0)
+    example = torch.randn(2, 3, 6)
+    model = first(nn.Sequential(nn.Linear(6, 6), Attention()))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    constraints = wn.constrain(optimizer, norms=model, example_input=example, **{asked: 20.0})
+    for _ in range(3):
+        step(casting(model), optimizer, example)
+    assert model(example).dtype == torch.bfloat16
+    assert max(constraints.proved_ratios().values()) <= 1
+    if asked == "lipschitz":
+        assert wn.certify(model, example, within=constraints).lipschitz <= 20
+    model.forward = lambda x: 2 * model[0](x)
+    with pytest.raises(ValueError, match="forward is another one now"):
+        step(model, optimizer, example)
+
+
 class Reading(nn.Module):
     """Its factor stands where no attribute of a module shows it."""
 

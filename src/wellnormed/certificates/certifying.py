@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from wellnormed._devices import default_on_cpu
 from wellnormed._inputs import require_choice, require_numbers
+from wellnormed._modes import without_autocast
 from wellnormed._ranges import POSITIVE
 from wellnormed._version import VERSION
 from wellnormed._warnings import warn
@@ -96,7 +98,8 @@ def certify(
             norms instead of the weights' entries, and holds for every model whose weights keep these caps: before the
             first step of training and after each. Every trained parameter that the bound depends on needs a cap;
             parameters that only attention's logits depend on do not. Frozen parameters and buffers, such as running
-            statistics, keep their values.
+            statistics, keep their values. Autocast does not count: the constant is of weights that nothing rounds, and
+            `certify` without `within` has that of a model with its weights rounded.
         effort: With `high`, chains of linear maps and entrywise functions, with or without residuals, are bounded
             jointly by the multipliers of LipSDP instead of by the product of their norms. Finding these takes seconds
             to minutes. Convolutions, attention and normalizations are bounded as before. (`require_same_model` passes
@@ -182,7 +185,8 @@ def certify(
         if isinstance(model, Program):
             accept(model)
             return model
-        return capture(model, example, output, domain=domain, accept=accept)
+        with nullcontext() if within is None else without_autocast():  # caps are of weights that nothing rounds
+            return capture(model, example, output, domain=domain, accept=accept)
 
     if not isinstance(model, Program):
         example = example_of(model, example, "certify")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from wellnormed._devices import default_on_cpu
 from wellnormed._inputs import require_numbers
+from wellnormed._modes import without_autocast
 from wellnormed._ranges import NOT_NEGATIVE, POSITIVE
 from wellnormed.certificates.arguments import example_of, unwrapped
 from wellnormed.certificates.budget import Budget, caps_of_constant, in_both
@@ -86,7 +87,7 @@ def constrain_to(
     kinds: dict[str, type[HardCap | ColumnCap | EntryCap]] = {}
     norms_now: dict[str, float] = {}
     start: dict[str, float] = {}
-    with evaluated_on_cpu(model) as evaluated:
+    with evaluated_on_cpu(model) as evaluated, without_autocast():
 
         def bound(program: Program) -> None:
             capped, promises = {}, {}

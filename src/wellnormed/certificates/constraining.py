@@ -71,7 +71,7 @@ def constrain(
             that the weights are those that the state was saved with. Pass False only if checksums confirm this, and
             prove the model that you publish.
         lipschitz: The largest Lipschitz constant: `Certificate.lipschitz`, which compares Euclidean norms of vectors,
-            tokens or samples.
+            tokens or samples. Of a model that trains under autocast, it is that of the same weights outside.
         norm: With `lipschitz`, `rms` for a constant that compares root mean squares (RMS), `Certificate.rms_lipschitz`;
             `print` of the result shows both.
         largest_logit: The largest attention logit. Caps are in the norms of `assign_norms(model, per_head=True)` unless

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from wellnormed._devices import default_on_cpu
-from wellnormed._modes import evaluating
+from wellnormed._modes import evaluating, without_autocast
 from wellnormed.certificates.arguments import unwrapped
 from wellnormed.certificates.certifying import promised
 from wellnormed.certificates.promising import any_entries, promise_of
@@ -100,7 +100,7 @@ class Within:
             if alias in self._promises
         }
 
-        self._made, self._cast = _made_by_code(program), torch.is_autocast_enabled("cpu")
+        self._made = _made_by_code(program)
         self.measure: Callable[[Proof], Decimal] = constant_of
         self._last: tuple[dict[str, float], float] = {}, math.nan
         self._walk: tuple[Walk, dict[str, float]] | None = None
@@ -233,9 +233,9 @@ class Within:
 
     @default_on_cpu()
     def is_of(self, model: nn.Module) -> bool:
-        """Whether a model executes the operations of the program, as it is now; autocast counts as at the capture."""
+        """Whether a model executes the operations of the program, as it is now, but for the conversions of autocast."""
         own = self._program
-        with evaluated_on_cpu(unwrapped(model)) as evaluated, torch.autocast("cpu", enabled=self._cast):
+        with evaluated_on_cpu(unwrapped(model)) as evaluated, without_autocast():
             try:
                 now = capture(evaluated, own.call(own.given), own.output, whole_batch=not own.each_sample)
             except UncertifiableError:
