@@ -12,6 +12,7 @@ from torch.func import functional_call, jvp, vjp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import wellnormed as wn
+from wellnormed.certificates import traced_tree
 from wellnormed.models import GPT, GPTConfig
 from wellnormed.models.gpt import Attention
 from wellnormed.modular import NormedModule, modular_tree
@@ -75,7 +76,7 @@ def exact(layer: nn.Module) -> dict[str, wn.norms.Norm]:
 
 
 def in_the_unit_ball(
-    model: nn.Module, generator: torch.Generator, inside: bool = False
+    model: nn.Module, generator: torch.Generator, inside: bool = False, describe=modular_tree
 ) -> tuple[nn.Module, NormedModule, dict[str, Tensor]]:
     """The model in float64, every weight on the unit sphere of its norm (or inside), and its tree."""
     model = model.double()
@@ -85,7 +86,7 @@ def in_the_unit_ball(
         a.norm.initialize_(a.parameter.detach(), generator)
         if inside:
             a.parameter.detach().mul_(torch.rand((), generator=generator))
-    return model, modular_tree(model, assignment), {a.name: a.parameter.detach() for a in assignment}
+    return model, describe(model, assignment), {a.name: a.parameter.detach() for a in assignment}
 
 
 def unit_input(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -93,11 +94,53 @@ def unit_input(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return x / x.square().mean(1 if x.ndim == 4 else -1, keepdim=True).sqrt()
 
 
-@pytest.mark.parametrize(("make", "shape"), MODELS.values(), ids=MODELS.keys())
+class Foreign(nn.Module):
+    """What no rule describes: a `forward` of its own, a norm layer, attention of torch, a weight in two places."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8, eps=0.5, elementwise_affine=False)
+        self.attend = nn.MultiheadAttention(8, 2, bias=False, batch_first=True)
+        self.shared, self.gain = nn.Linear(8, 8, bias=False), nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        h = self.norm(torch.nn.functional.gelu(self.shared(x)))
+        h = h + 0.5 * (self.attend(h, h, h, need_weights=False)[0] - h)
+        return self.shared(h * self.gain) * 3
+
+
+def foreign(generator: torch.Generator) -> nn.Module:
+    return Foreign()
+
+
+def headed(generator: torch.Generator) -> nn.Module:
+    return Attention(replace(SMALL, attention_scale=4.0, output_factor=0.5, relative_bias=False))
+
+
+BY_RULES = {name: (*each, lambda shape: modular_tree) for name, each in MODELS.items()}
+TRACED = {
+    f"{make.__name__}, traced": (
+        make,
+        shape,
+        lambda shape: lambda m, norms: traced_tree(m, torch.ones(shape).double(), norms),
+    )
+    for make, shape in (
+        (mlp, (2, 4)),
+        (residual_network, (2, 4)),
+        (cnn, (2, 3, 8, 8)),
+        (headed, (2, 5, 8)),
+        (foreign, (2, 5, 8)),
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "describe"), [*BY_RULES.values(), *TRACED.values()], ids=[*BY_RULES, *TRACED]
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_jacobian_in_the_weights_is_at_most_the_modular_norm(make, shape, seed):
+def test_jacobian_in_the_weights_is_at_most_the_modular_norm(make, shape, describe, seed):
     generator = torch.Generator().manual_seed(seed)
-    model, tree, weights = in_the_unit_ball(make(generator), generator, inside=seed == 2)
+    model, tree, weights = in_the_unit_ball(make(generator), generator, seed == 2, describe(shape))
     x = unit_input(shape, generator)
 
     def run(w: dict[str, Tensor]) -> Tensor:
@@ -125,6 +168,41 @@ def test_jacobian_in_the_inputs_is_at_most_the_sensitivity(make, shape, seed):
             dx = torch.randn(x.shape, generator=generator, dtype=x.dtype)
             dx = dx / size(dx)
             assert 0 < size(jvp(model, (x,), (dx,))[1]) <= tree.sensitivity * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("make", "shape"), [MODELS["mlp"], MODELS["residual"]], ids=["mlp", "residual"])
+def test_a_traced_tree_has_the_factors_of_the_rules(make, shape, generator):
+    model = make(generator)
+    ruled, traced = modular_tree(model), traced_tree(model, torch.ones(shape))
+    assert traced.lr_factors() == pytest.approx(ruled.lr_factors())
+    assert traced.sensitivity == pytest.approx(ruled.sensitivity)
+    masses = {next(iter(ruled.lr_factors())): 3.0}
+    assert traced.with_masses(masses).lr_factors() == pytest.approx(ruled.with_masses(masses).lr_factors())
+
+
+class Unused(Foreign):
+    def forward(self, x):
+        return self.norm(self.shared(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(nn.Linear(8, 8), wn.nn.ConvexPotential(8, 8)), r"1\.weight moves the result of convex_"),
+        (attention(torch.Generator()), r"a step of attend\.bias_HT moves the result is not known"),
+        (Unused(), r"a step of gain, attend\.in_proj_weight, .* does not depend on it; freeze it"),
+    ],
+)  # fmt: skip
+def test_what_moves_the_result_by_an_unknown_amount_is_refused_by_name(model, message):
+    with pytest.raises(ValueError, match=message):
+        traced_tree(model, torch.ones(2, 5, 8))
+
+
+def test_a_tree_that_hardly_moves_a_weight_says_so():
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8))
+    with pytest.warns(UserWarning, match=r"what follows 0\.weight is 1e\+05, so that it moves 1e\+05 times less"):
+        tree = traced_tree(model, torch.ones(2, 8))
+    assert tree.sensitivity == pytest.approx(1e5, rel=1e-4)
 
 
 def test_the_bounds_are_attained():

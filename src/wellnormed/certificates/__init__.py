@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from wellnormed.certificates.search import LowerBound as LowerBound
     from wellnormed.certificates.search import lower_bound as lower_bound
     from wellnormed.certificates.sizes import Bound as Bound
+    from wellnormed.certificates.tracing import traced_tree as traced_tree
     from wellnormed.certificates.verifying import require_same_model as require_same_model
     from wellnormed.certificates.verifying import verify as verify
     from wellnormed.lowering.axes import inner_axes as inner_axes

@@ -3,7 +3,7 @@
 Sensitivities are those of the paper, and not the gains of a certificate, which agree with them only if no layer leaves
 the unit ball: a factor 2 before attention counts 2 here and 6 in a certificate, whose gain grows with the square of the
 radius. Moreover, a certificate has the gains from the input to each layer, where a weight's share needs the gain from
-its layer to the output; certificates would give it by one proof for every weight.
+its layer to the output; `certificates.traced_tree` takes one proof for every weight, for models that no rule describes.
 """
 
 from wellnormed.modular import layers as _layers  # registers the rules of torch's layers  # noqa: F401

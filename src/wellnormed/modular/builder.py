@@ -75,11 +75,24 @@ def modular_tree(model: nn.Module, assignment: Assignment | None = None) -> Norm
         ├─ tanh            1
         └─ 2.weight  3     1            75.00%   0.75      Spectral(...)
     """
-    require_module("modular_tree", model)
+    norms = norms_of("modular_tree", model, assignment)
+    tree = Builder("", model, norms).build()
+    placed = set(tree.names())
+    if unplaced := [name for name, _ in norms.values() if name not in placed]:
+        raise ValueError(
+            f"the modular rules of {type(model).__name__} give no place to {', '.join(unplaced)}; they must make an "
+            "atom of every trainable parameter"
+        )
+    return tree
+
+
+def norms_of(caller: str, model: nn.Module, assignment: Assignment | None) -> dict[nn.Parameter, tuple[str, Norm]]:
+    """Trainable parameter -> its name and norm in the assignment, which must give it one."""
+    require_module(caller, model)
     assignment = assign_norms(model) if assignment is None else assignment
     if not isinstance(assignment, Assignment):
         raise ValueError(
-            f"modular_tree: assignment is of type {type(assignment).__name__}; pass the result of assign_norms(model)"
+            f"{caller}: assignment is of type {type(assignment).__name__}; pass the result of assign_norms(model)"
         )
     norms = {}
     for a in assignment:
@@ -89,14 +102,7 @@ def modular_tree(model: nn.Module, assignment: Assignment | None = None) -> Norm
                 "one in the overrides of `assign_norms`, or freeze it"
             )
         norms[a.parameter] = a.name, a.norm
-    tree = Builder("", model, norms).build()
-    placed = set(tree.names())
-    if unplaced := [a.name for a in assignment if a.name not in placed]:
-        raise ValueError(
-            f"the modular rules of {type(model).__name__} give no place to {', '.join(unplaced)}; they must make an "
-            "atom of every trainable parameter"
-        )
-    return tree
+    return norms
 
 
 @dataclass(frozen=True)
@@ -152,7 +158,8 @@ class Builder:
         where = f"{self.name!r} ({kind})" if self.name else f"the model ({kind})"
         raise ValueError(
             f"{where} {reason}. Register a rule with `modular_rule({kind})`, give the class a method "
-            "`modular_tree(self, builder)`, or build the tree by hand from `Atom` and `Bond`"
+            "`modular_tree(self, builder)`, build the tree by hand from `Atom` and `Bond`, or call `wn.certificates."
+            "traced_tree(model, example_input)`, which reads what the model executes"
         )
 
 

@@ -365,6 +365,23 @@ class Concatenation(_Compound):
             yield from module.places(downstream)
 
 
+@dataclass(frozen=True)
+class Network(_Compound):
+    """Atoms in any arrangement, each with the sensitivity of everything that follows it up to the output."""
+
+    _kind = "network"
+    following: tuple[float, ...] = ()
+    sensitivity: float = 1.0
+
+    @property
+    def children(self) -> tuple[NormedModule, ...]:
+        return self.modules
+
+    def places(self, downstream: float = 1.0) -> Iterator[Place]:
+        for module, after in zip(self.modules, self.following, strict=True):
+            yield from module.places(downstream * after)
+
+
 def compose(*modules: NormedModule) -> Composition:
     """`compose(f, g, h)` is `f @ g @ h`: h is applied first. Compositions without a label are merged into one.
 
