@@ -208,6 +208,18 @@ def test_a_rate_that_a_closure_raises_from_zero_is_followed_by_the_caps_of_any_o
     assert norm(layer.weight) <= 1
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Rprop, torch.optim.ASGD])
+def test_caps_follow_steps_whose_length_is_no_longer_that_of_the_rate(kind):
+    layer = nn.Linear(16, 16, bias=False)
+    optimizer = kind(layer.parameters(), lr=0.5)
+    wn.constrain(optimizer, {"*": wn.HardCap(1.0)}, norms=layer)
+    push(layer.weight, optimizer.step, 2)
+    set_rate(optimizer, 0.0)
+    before = layer.weight.detach().clone()
+    push(layer.weight, optimizer.step, 2)
+    assert not torch.equal(layer.weight, before)
+
+
 def test_steps_that_are_left_out_count_for_nothing():
     weight, optimizer, constraints = held(wn.HardCap(1.0, every=8), lr=0.01)
     scaler = torch.amp.GradScaler("cpu")

@@ -308,8 +308,10 @@ class Constraints:
             self._remember()
         self._resumed = {}
         begun = self._stepping - self._still
-        unbounded = [c for c in self._constrained if c.name in begun and self._steps[c.name] is None]
-        self._measured = Measured([c for c in unbounded if c.reach is not None and not is_distributed(c.parameter)])
+        unbounded = [c for c in self._constrained if self._steps[c.name] is None]
+        measured = [c for c in unbounded if c.name in begun and c.reach is not None and not is_distributed(c.parameter)]
+        self._measured = Measured(measured)
+        self._at_rest = self._copied([c for c in unbounded if c.name in self._still])
         if early := [c for c in self._constrained if c.constraint.acts_before and c.name in begun]:
             enforcing.begin_step(early, self._placement)
             self._remember()
@@ -318,9 +320,11 @@ class Constraints:
         """Have constraints act on what has moved: with a gradient before the step or after it, or as torch counts.
 
         The bounds are those of the step that was made: `before` read them when the step read its numbers. A step of
-        length 0, such as torch makes to load an optimizer's state, is followed by no constraint.
+        length 0, such as torch makes to load an optimizer's state, is followed by no constraint. Whether a step of
+        rate 0 had length 0 is seen by the weights: Rprop and ASGD keep the lengths of their steps in their state.
         """
-        unmoved = self._still
+        strayed = self._agree({name: float(differs) for name, differs in self._differ(self._at_rest).items()})
+        unmoved, self._at_rest = self._still - {name for name, differs in strayed.items() if differs}, {}
         if self._settings_of(optimizer) != self._settings:  # a closure may have run since
             unmoved = unmoved & still(optimizer, self._constrained, self._steps)
         moved = self._stepping | {c.name for c in self._constrained if c.parameter.grad is not None}
@@ -332,7 +336,7 @@ class Constraints:
         enforcing.apply(acting, seen, self._placement)
         self._remember()
         if self._left is not None:
-            self._left = {c.name: local(c.parameter).detach().clone() for c in self._constrained}
+            self._left = self._copied(self._constrained)
 
     def sweep_after(self, wrapper: torch.optim.Optimizer) -> None:
         """Bring back what a wrapper without hooks, as a Lookahead is, writes after the steps of this optimizer.
@@ -354,13 +358,19 @@ class Constraints:
     def sweep(self) -> None:
         """Bring back what an optimizer's own `step` has written around, or in place of, that of this library."""
         found, left = self.changes(), self._left or {}
-        for c in self._constrained if left else ():
-            if found[c.name] != WRITTEN and not torch.equal(left[c.name], local(c.parameter)):
-                found[c.name] = WRITTEN
+        found |= dict.fromkeys([name for name, differs in self._differ(left).items() if differs], WRITTEN)
         found = self._agree(found) if left else found
         if written := [c for c in self._constrained if found[c.name] == WRITTEN]:
             self._take_over(written)
             self._remember()
+
+    def _copied(self, constrained: Sequence[Constrained]) -> dict[str, Tensor]:
+        return {c.name: local(c.parameter).detach().clone() for c in constrained}
+
+    def _differ(self, copies: Mapping[str, Tensor]) -> dict[str, bool]:
+        """Whether weights differ from their copies."""
+        kept = [c for c in self._constrained if c.name in copies]
+        return {c.name: not torch.equal(copies[c.name], local(c.parameter)) for c in kept}
 
     def accept(self, written: Container[Tensor]) -> None:
         """Take these weights, which an average has put back, for those that the last step left."""
@@ -410,6 +420,7 @@ class Constraints:
         self._looked: tuple[Places, int] | None = None
         self._settings: object = None  # those that were checked last
         self._measured = Measured([])
+        self._at_rest: dict[str, Tensor] = {}  # copies of the weights whose step has the rate 0
 
     @property
     def _placement(self) -> Placement:
@@ -460,7 +471,7 @@ class Constraints:
         return self._agree(finite)
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_hooks", "_own_placement", "_own_places", "_looked", "_settings", "_measured")
+        left = ("_hooks", "_own_placement", "_own_places", "_looked", "_settings", "_measured", "_at_rest")
         return {name: value for name, value in vars(self).items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
