@@ -215,8 +215,10 @@ def test_a_layer_that_is_unfrozen_is_refused_before_its_first_step(make):
     step(model, X, optimizer)
     model[0].requires_grad_(True)
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=r"values of 0\.weight, 0\.bias, frozen when constrain was called"):
-        step(model, X, optimizer)
+    model.zero_grad()
+    for make_step in (lambda: optimizer.step(lambda: model(X).sum().backward()), lambda: step(model, X, optimizer)):
+        with pytest.raises(ValueError, match=r"values of 0\.weight, 0\.bias, frozen when constrain was called"):
+            make_step()
     assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
     model[0].requires_grad_(False)
     model[0].zero_grad()
@@ -473,3 +475,16 @@ def test_running_statistics_that_would_change_are_refused_before_the_step(own):
     model.train()
     with pytest.raises(ValueError, match=f"{name} changes its running statistics while it trains"):
         step(model, X, optimizer)
+    model.eval()
+    with pytest.raises(ValueError, match=r"not proved for the new values of 1\..*, 1\.running_var"):
+        step(model, X, optimizer)
+
+
+def test_a_model_that_is_cast_is_refused():
+    """The eps of an RMSNorm is that of its dtype by default: the constant of float64 was 39 times the one asked for."""
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.RMSNorm(8), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wn.constrain(optimizer, norms=model, lipschitz=4000.0, example_input=X)
+    model.double()
+    with pytest.raises(ValueError, match=r"and the dtype of 0\.weight, the dtype of .* is another one now"):
+        step(model, X.double(), optimizer)

@@ -57,14 +57,21 @@ class ProvedCaps(Constraints):
     ) -> None:  # fmt: skip
         self._within, self._asked, self._noted = within, asked, notes
         self._fixed: dict[str, tuple[Tensor, Mark]] = {name: (tensor, mark(tensor)) for name, tensor in fixed.items()}
+        self._see()
         self._caps = {name: torch.tensor(cap, dtype=torch.float64) for name, cap in caps.items()}
         left_out = {name: self.apart if why == UNNAMED else why for name, why in left_out.items()}
         super().__init__(optimizer, constrained, left_out, prove, model)
-        self._members, self._layers = self._found(), layers_with(self._statistics(), self._model())
+        self._forms = {name: (each.shape, each.dtype) for name, each in self._stored().items()}
+        self._members, self._layers = self._found(), layers_with(self._statistics().values(), self._model())
         self._code, self._idle, self._turn = code_of(self._model()), set[tuple[str, str]](), 0
 
-    def _statistics(self) -> list[Tensor]:
-        return [self._fixed[name][0] for name in self._within.statistics() & self._fixed.keys()]
+    def _statistics(self) -> dict[str, Tensor]:
+        return {name: self._fixed[name][0] for name in self._within.statistics() & self._fixed.keys()}
+
+    def _stored(self) -> dict[str, Tensor]:
+        """Name -> tensor of the model that the proof uses, by its values or by its cap."""
+        fixed = {name: tensor for name, (tensor, _) in self._fixed.items()}
+        return {c.name: c.parameter for c in self._constrained} | fixed
 
     def _displaced(self) -> dict[str, str]:
         return {}  # the captured program contains the parametrizations; `_require_same_model` refuses later changes
@@ -109,22 +116,34 @@ class ProvedCaps(Constraints):
 
     def _refresh(self) -> list[str]:
         """Give the proof the new values of frozen parameters and buffers that were written; return their names."""
+        self._require_forms()
         now = marks(*zip(*self._fixed.values(), strict=True)) if self._fixed else []
         known = zip(self._fixed.items(), now, strict=True)
-        written = [name for (name, (_, seen)), here in known if here != seen]
-        if other := [name for name in written if not self._within.refresh(name, self._fixed[name][0])]:
-            raise ValueError(_ANOTHER.format(self._number, ", ".join(other[:3])))
-        return written
+        written = {name for (name, (_, seen)), here in known if here != seen}
+        # torch does not count what a batch norm writes, such as between two steps of a model in eval()
+        unseen = {name: each for name, each in self._gathered.items() if name not in written}
+        written |= {name for name, each in unseen.items() if not torch.equal(self._fixed[name][0], each)}
+        for name in written:
+            self._within.refresh(name, self._fixed[name][0])
+        return sorted(written)
+
+    def _require_forms(self) -> None:
+        """Refuse tensors of another dtype or shape, on which the model may depend, as on the default eps of RMSNorm."""
+        now = {name: (each.shape, each.dtype) for name, each in self._stored().items()}
+        if other := [name for name, form in now.items() if form != self._forms[name]]:
+            same = [f"the dtype of {name}" if now[name][0] == self._forms[name][0] else name for name in other]
+            raise ValueError(_ANOTHER.format(self._number, ", ".join(same[:3])))
 
     def _require_fixed(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse a step that would move a tensor for whose values the constant is proved."""
-        graded = {name: tensor for name, (tensor, _) in self._fixed.items() if tensor.grad is not None}
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]} if graded else set()
-        if moved := [name for name, tensor in graded.items() if tensor.requires_grad or id(tensor) in held]:
+        graded = {id(tensor) for tensor, _ in self._fixed.values() if tensor.grad is not None}
+        moving = graded and graded & {id(p) for group in optimizer.param_groups for p in group["params"]}
+        # those that are trained may get their gradient from a closure
+        if moved := [name for name, (each, _) in self._fixed.items() if each.requires_grad or id(each) in moving]:
             raise ValueError(
                 f"{self._number} is proved for the values of {', '.join(moved)}, frozen when "
-                "constrain was called, and now with a gradient; call requires_grad_(False) and set grad to None, or "
-                "call remove() and constrain again"
+                "constrain was called, and now trained or with a gradient; call requires_grad_(False) and set grad to "
+                "None, or call remove() and constrain again"
             )
 
     def _require_same_model(self) -> None:
@@ -136,7 +155,7 @@ class ProvedCaps(Constraints):
         model = self._model()
         buffers = {} if model is None else dict(model.named_buffers())
         self._fixed = {name: (buffers.get(name, tensor), seen) for name, (tensor, seen) in self._fixed.items()}
-        self._layers = layers_with(self._statistics(), model)
+        self._layers = layers_with(self._statistics().values(), model)
 
     def _require_same_code(self) -> None:
         """Capture the model again if its code may be another one, and refuse one that computes something else.
@@ -190,14 +209,16 @@ class ProvedCaps(Constraints):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._members, self._layers = self._found(), layers_with(self._statistics(), self._model())
+        self._members, self._layers = self._found(), layers_with(self._statistics().values(), self._model())
         self._code = code_of(self._model())
 
     def _keeps(self, caps: Caps) -> bool:
         return self._within.constant(caps) <= Decimal(self._asked)
 
     def _see(self) -> None:
+        """Take the fixed tensors as they are for those that the proof has."""
         self._fixed = {name: (tensor, mark(tensor)) for name, (tensor, _) in self._fixed.items()}
+        self._gathered = {name: tensor.detach().clone() for name, tensor in self._statistics().items()}
 
     def _take(self, caps: Caps) -> None:
         """Give the constraints these caps."""

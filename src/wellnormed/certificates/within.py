@@ -252,14 +252,11 @@ class Within:
             self._promises[alias] = any_entries(alias, self._program.stored[alias].tensor)
         self._walk, self._last = None, ({}, math.nan)
 
-    def refresh(self, name: str, values: Tensor) -> bool:
-        """Change the values of a stored tensor for the next proof; False if these are of another shape."""
-        if (stored := self._program.stored[name].tensor).shape != values.shape:
-            return False
+    def refresh(self, name: str, values: Tensor) -> None:
+        """Change the values of a stored tensor for the next proof."""
         with torch.no_grad():
-            stored.copy_(values)
+            self._program.stored[name].tensor.copy_(values)
         self._walk, self._last = None, ({}, math.nan)
-        return True
 
     def statistics(self) -> set[str]:
         """The names of the running statistics that operations of the program read."""
