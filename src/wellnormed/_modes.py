@@ -9,10 +9,16 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in evaluation mode; afterwards the mode of every module is restored."""
+    """The model in evaluation mode; afterwards the mode of every module is restored.
+
+    The flags are changed, and no `train` or `eval` of the model is called: those of some layers, as LoRA's, merge
+    trained weights into frozen ones, which would hide them from a proof.
+    """
     training = [module for module in model.modules() if module.training]
     try:
-        yield model.eval()
+        for module in training:
+            module.training = False
+        yield model
     finally:
         for module in training:
             module.training = True

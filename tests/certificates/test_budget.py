@@ -282,6 +282,36 @@ def test_print_says_which_parameters_have_no_part_in_the_constant():
     heads = Net(lambda s, x: (s.value(x), s.policy(x)), value=nn.Linear(8, 1), policy=nn.Linear(8, 3))
     constraints = wn.constrain(wn.Scion(heads), lipschitz=1.0, example_input=X, output=0)
     assert re.search(r"(?m)^policy\.weight +none +the constant does not depend on it$", str(constraints))
+    heads.value.requires_grad_(False)
+    assert not wn.constrain(wn.Scion(heads), lipschitz=10.0, example_input=X, output=0).caps()
+
+
+class LowRank(nn.Linear):
+    """In evaluation mode it merges what it trains into its frozen weight, as loralib's does."""
+
+    def __init__(self):
+        super().__init__(8, 3)
+        self.requires_grad_(False)
+        self.up, self.down, self.merged = nn.Linear(2, 3, bias=False), nn.Linear(8, 2, bias=False), False
+
+    def train(self, mode=True):
+        if self.merged == mode:
+            self.weight.data += (-1 if mode else 1) * self.up.weight @ self.down.weight
+            self.merged = not mode
+        return super().train(mode)
+
+    def forward(self, x):
+        return super().forward(x) + (0 if self.merged else self.up(self.down(x)))
+
+
+def test_trained_weights_are_not_hidden_by_merging_them():
+    model = nn.Sequential(LowRank())
+    optimizer = wn.Scion(model, lr=0.5)
+    constraints = wn.constrain(optimizer, lipschitz=3.0, example_input=X)
+    assert constraints.caps().keys() == {"0.up.weight", "0.down.weight"}
+    for _ in range(4):
+        step(model.train(), X, optimizer)
+        assert wn.certify(model.eval(), X).lipschitz <= 3
 
 
 def test_print_says_which_weights_are_shrunk_at_once():

@@ -102,7 +102,7 @@ class Within:
 
         self._made = _made_by_code(program)
         self.measure: Callable[[Proof], Decimal] = constant_of
-        self._last: tuple[dict[str, float], float] = {}, math.nan
+        self._last: tuple[dict[str, float], float] | None = None
         self._walk: tuple[Walk, dict[str, float]] | None = None
         """The walk whose rows are proved again for other caps, and its own caps."""
 
@@ -113,7 +113,7 @@ class Within:
 
     def measured_by(self, measure: Callable[[Proof], Decimal]) -> "Within":
         """Change `measure`, and return self."""
-        self.measure, self._last = measure, ({}, math.nan)
+        self.measure, self._last = measure, None
         return self
 
     def rows(self, caps: Caps) -> list[Row]:
@@ -140,7 +140,7 @@ class Within:
 
     def walked_at(self, caps: Caps) -> float:
         """The logarithm of the constant by a new walk, which chooses among bounds anew."""
-        self._walk, self._last = None, ({}, math.nan)
+        self._walk = self._last = None
         return self.log(caps)
 
     def constant(self, caps: Caps) -> Decimal:
@@ -152,7 +152,7 @@ class Within:
 
     def log(self, caps: Caps) -> float:
         """The natural logarithm of the constant; the last one is remembered."""
-        if self._last[0] != caps:
+        if self._last is None or self._last[0] != caps:
             constant = self.constant(caps)
             self._last = dict(caps), float(constant.ln()) if constant else -math.inf
         return self._last[1]
@@ -250,13 +250,13 @@ class Within:
         for alias in [alias for alias, (name, _) in self._units.items() if name in names]:
             del self._units[alias]
             self._promises[alias] = any_entries(alias, self._program.stored[alias].tensor)
-        self._walk, self._last = None, ({}, math.nan)
+        self._walk = self._last = None
 
     def refresh(self, name: str, values: Tensor) -> None:
         """Change the values of a stored tensor for the next proof."""
         with torch.no_grad():
             self._program.stored[name].tensor.copy_(values)
-        self._walk, self._last = None, ({}, math.nan)
+        self._walk = self._last = None
 
     def statistics(self) -> set[str]:
         """The names of the running statistics that operations of the program read."""
