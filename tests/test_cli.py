@@ -128,7 +128,7 @@ def test_a_run_from_another_folder_names_the_text_that_it_misses(place, refused,
     monkeypatch.chdir(place / "elsewhere")
     assert "a relative path is looked for in the present folder" in refused("train", "--resume", "../runs/a")
     shown = refused("train", "--resume", str(place / "runs/b"))
-    assert f"does not exist, or is a file (did you mean {place / 'runs/a'}?)" in shown
+    assert f"does not exist (did you mean {place / 'runs/a'}?)" in shown
 
 
 def test_the_proof_of_an_exported_model_of_one_s_own_is_checked(tmp_path, capsys, refused):
@@ -141,15 +141,16 @@ def test_the_proof_of_an_exported_model_of_one_s_own_is_checked(tmp_path, capsys
     (tmp_path / "own" / "weights.safetensors").write_bytes(b"other")
     assert main(["verify", str(tmp_path / "own")]) == 1
     assert "not proved: " in capsys.readouterr().err
+    assert "is a file, which wn.verify proves if" in refused("verify", str(tmp_path / "own/certificate.json"))
     (tmp_path / "own" / "certificate.json").unlink()
     assert "wellnormed.models" in refused("verify", str(tmp_path / "own"))
     (tmp_path / "own" / "manifest.json").unlink()
-    assert "wn.certify(model, x).save(path)" in refused("certify", str(tmp_path / "own"))
+    assert "wn.export(model, folder, x)" in refused("certify", str(tmp_path / "own"))
 
 
 @pytest.mark.parametrize("command", ["certify", "verify", "sample", "report"])
 def test_a_missing_run_is_one_line_of_error(command, refused, place):
     shown = refused(command, "runs/nothing")
-    assert shown.startswith("error: runs/nothing does not exist, or is a file; pass a run folder")
+    assert shown.startswith("error: runs/nothing does not exist; pass a run folder")
     with pytest.raises(ValueError, match="runs/nothing"):
         main([command, "runs/nothing", "--debug"])

@@ -112,7 +112,7 @@ def test_a_peer_trains_and_is_certified_at_the_length_of_its_embeddings(place):
         (["--data", "nowhere"], "there are no train shards of nowhere"),
         (["--model.length", "1000", "--validation-tokens", "3000"], "fewer than a window of 1000 and its"),
         (["--resume", "x", "--steps", "3"], "--resume continues with the run's own config"),
-        (["--resume", "x"], "x does not exist, or is a file"),
+        (["--resume", "x"], "x does not exist; pass a run folder"),
     ],
 )
 def test_mistakes_are_one_sentence_and_leave_no_folder(place, refused, options, message):

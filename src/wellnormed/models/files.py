@@ -47,7 +47,7 @@ def load(folder: str | Path) -> Model:
     Example:
         >>> load("runs/nowhere")
         Traceback (most recent call last):
-        ValueError: runs/nowhere does not exist, or is a file; pass a run folder of `wellnormed train` or ...
+        ValueError: runs/nowhere does not exist; pass a run folder of `wellnormed train` or a folder that ...
     """
     content, place = read_config(folder), Path(folder) / "config.json"
     config = parse_dataclass(functools.reduce(operator.or_, BUILDERS), content.get("model"), f"{place}: model")
@@ -89,8 +89,8 @@ def require_model(folder: str | Path) -> None:
     folder = Path(folder)
     if not (is_there(folder) and folder.is_dir()):
         near = get_close_matches(str(folder), [str(path.parent) for path in folder.parent.glob("*/config.json")], n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"{folder} does not exist, or is a file{hint}; {_REMEDY}")
+        what = "is a file, which wn.verify proves if it is a certificate" if folder.exists() else "does not exist"
+        raise ValueError(f"{folder} {what}{''.join(f' (did you mean {each}?)' for each in near)}; {_REMEDY}")
     # a finished run that has lost its config has weights of this name still
     if (folder / MANIFEST).exists() and not any((folder / name).exists() for name in ("config.json", WEIGHTS)):
         raise ValueError(
@@ -100,7 +100,7 @@ def require_model(folder: str | Path) -> None:
     if not (folder / "config.json").exists():
         raise ValueError(
             f"{folder / 'config.json'} is missing; {_REMEDY}. The code of a model of your own is in no folder: call "
-            "wn.certify(model, x).save(path) in Python, and wellnormed verify reads what it wrote"
+            "wn.certify(model, x) in Python, or wn.export(model, folder, x), and `wellnormed verify` proves that folder"
         )
 
 
