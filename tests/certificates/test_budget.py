@@ -438,8 +438,9 @@ def refusals():
     yield wn.Scion(model), {"lipschitz": -1.0, "example_input": X}, "lipschitz=-1.0 must be positive"
     yield wn.Scion(model), {"lipschitz": 5.0}, "pass example_input="
     yield wn.Scion(model), {"lipschitz": 5.0, "example_input": X, "move_every": 0.5}, "move_every=0.5 is of type float"
-    yield wn.Scion(model), {"example_input": X}, "example_input belong to lipschitz="
-    yield wn.Scion(model), {"norm": "rms"}, "norm belong to lipschitz="
+    yield wn.Scion(model), {"lipschitz": 5.0, "example_input": X, "every": "1"}, "every='1' .*; pass a whole number"
+    yield wn.Scion(model), {"example_input": X}, "example_input given without lipschitz="
+    yield wn.Scion(model), {"norm": "rms"}, "norm given without lipschitz= or largest_logit=; leave this out, or pass"
     yield wn.Scion(model), {"lipschitz": 5.0, "norm": "l2", "example_input": X}, "norm='l2' is not one of euclidean"
     yield torch.optim.SGD(model.parameters(), lr=0.1), {"lipschitz": 5.0, "example_input": X}, "pass norms=model"
     some = torch.optim.SGD(model[0].parameters(), lr=0.1)

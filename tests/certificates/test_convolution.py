@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from wellnormed.lowering.ledger import Stored
+from wellnormed.lowering.moves import pick
 from wellnormed.lowering.operations.convolution import convolution, transposed_convolution
 from wellnormed.program.domain import default_axes
 from wellnormed.program.errors import UncertifiableError
@@ -104,15 +105,8 @@ def test_over_tokens_with_channels(stride, dilation, groups):
     layer = nn.Conv1d(4, 2, 3, stride, 2, dilation, groups).requires_grad_(False)
     layer.weight.copy_(torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(groups)))
     ledger, x = begin((1, 6, 4))
-    from wellnormed.lowering.moves import pick
-
-    bias = Stored("b", layer.bias)
-    turned = pick(ledger, x, lambda t: t.mT)
-    result = pick(
-        ledger,
-        convolution(ledger, turned, Stored("w", layer.weight), bias, stride, 2, dilation, groups),
-        lambda t: t.mT,
-    )
+    weight, bias, turned = Stored("w", layer.weight), Stored("b", layer.bias), pick(ledger, x, lambda t: t.mT)
+    result = pick(ledger, convolution(ledger, turned, weight, bias, stride, 2, dilation, groups), lambda t: t.mT)
     matrix = _operator(lambda t: F.conv1d(t.mT, layer.weight.double(), None, stride, 2, dilation, groups).mT, (6, 4))
     exact = max(largest_gain_of_matrix(matrix[rows], groups_of((6, 4), (1,))) for rows in groups_of(result.shape, (2,)))
     proved = float(max(ledger.bounds(result, [-1]).gain.flat))

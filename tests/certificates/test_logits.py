@@ -164,7 +164,7 @@ def test_certify_asks_for_caps_of_what_logits_depend_on_and_names_ones_that_cons
     [
         ({"largest_logit": 5.0, "lipschitz": 1.0}, "two searches"),
         ({"largest_logit": -1.0}, "largest_logit"),
-        ({"largest_logit": 5.0, "norm": "rms", "move_every": 10}, "norm, move_every belong to lipschitz=, which"),
+        ({"largest_logit": 5.0, "norm": "rms", "move_every": 10}, "norm, move_every given without lipschitz=; leave"),
         ({"largest_logit": 5.0, "norms": nn.Linear(2, 2), "example_input": torch.zeros(1, 2)}, "this model has none"),
     ],
 )

@@ -14,8 +14,6 @@ from wellnormed.proof import Promise, Proof, Row, check
 from wellnormed.proof.promises import Parts
 from wellnormed.proof.reading import CheckError
 
-WHOLE = Parts((1, 4, 3), 2.0, 0, (0, 3, 1))
-
 
 def proof_of(*parts, shape=(4, 3)):
     proof = Proof()

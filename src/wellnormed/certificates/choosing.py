@@ -52,8 +52,8 @@ class Asked:
     accept_small_range: bool
 
     def __post_init__(self) -> None:
-        require_numbers("constrain: ", {"every": self.every}, POSITIVE)
-        require_numbers("constrain: ", {"every": self.every, "move_every": self.move_every}, NOT_NEGATIVE, whole=True)
+        require_numbers("constrain: ", {"every": self.every}, POSITIVE, "1 is every step", whole=True)
+        require_numbers("constrain: ", {"move_every": self.move_every}, NOT_NEGATIVE, whole=True)
 
     @property
     def of_logits(self) -> bool:

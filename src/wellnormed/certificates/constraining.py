@@ -128,8 +128,8 @@ def constrain(
         asked |= {"radius": None if radius == 1 else radius, "every": None if every == 8 else every}
     unused = [name for name, value in asked.items() if value is not None]
     if lipschitz is None and unused:
-        of, remedy = ("", "leave them out") if numbers else (" or largest_logit=", "pass lipschitz=10.0")
-        raise ValueError(f"constrain: {', '.join(unused)} belong to lipschitz={of}, which was not given; {remedy}")
+        of, remedy = ("", "") if numbers else (" or largest_logit=", ", or pass lipschitz=10.0; caps have an every too")
+        raise ValueError(f"constrain: {', '.join(unused)} given without lipschitz={of}; leave this out{remedy}")
     if not numbers:
         if constraints is None:
             raise ValueError(
