@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from wellnormed._devices import recording
-from wellnormed.certificates.printing import RECTIFIED, factors
+from wellnormed.certificates.printing import NORMALIZATIONS, RECTIFIED, factors
 from wellnormed.certificates.proved_caps import ProvedCaps
 from wellnormed.certificates.sizes import UNITS, Unit, entries_of
 from wellnormed.certificates.within import LEAST, TOLERANCE, BudgetError, Caps, Within
@@ -190,7 +190,7 @@ def _too_small(lipschitz: float, error: BudgetError, around: Decimal) -> str:
     what = f"What multiplies it most: {words}"
     remedy = "wn.initialize_(model) begins again with weights of norm 1, before wn.calibrate"
     if any(row.operation == "normalization" for row, _ in largest):
-        remedy = "A norm layer multiplies by up to 1 / sqrt(eps): wn.calibrate(model, data) puts a floor under it"
+        remedy = NORMALIZATIONS
     elif error.rows and lipschitz < around:
         what = "What has no cap keeps it, as residual connections and frozen weights do" + f": {words}" * bool(words)
         remedy = "Ask for at least that"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from wellnormed._warnings import warn
+from wellnormed.certificates.printing import NORMALIZATIONS
 from wellnormed.certificates.sizes import largest_rms
 from wellnormed.certificates.within import Caps, Within
 from wellnormed.proof.decimals import shown
@@ -43,6 +44,8 @@ class Cost:
     """The largest change within the caps."""
     moves: str
     """Which weights are projected as soon as the caps are attached; empty if none is above its cap."""
+    floorless: bool
+    """Whether the model has norm layers without a floor."""
     gains: tuple[float, float] = (0.0, 0.0)
     """The largest gains that a short search finds, from RMS to RMS, with the weights as they are and as projected."""
 
@@ -63,10 +66,7 @@ class Cost:
         Raises:
             ValueError: It says what the caps cost, and what to do.
         """
-        remedy = (
-            "wn.calibrate(model, data) puts floors under norm layers, and layers of constant 1 by form, as in "
-            "wellnormed.models.GPT, need no range"
-        )
+        remedy = f"{NORMALIZATIONS}. " * self.floorless + "Layers of constant 1 by form (wn.models.GPT) need no range"
         if self.share < LEAST_SHARE and not accept:
             raise ValueError(
                 f"constrain: with lipschitz={lipschitz} the result can hardly move: {self}. {remedy}; or pass a larger "
@@ -112,7 +112,8 @@ def cost_of(
         return min(float(largest_rms(last, "gain")) * within.distance, 2 * float(largest_rms(last, "radius")))
 
     before = min(reach({**start, **within.tables()}), lipschitz * within.distance)
-    cost = Cost(before, reach(caps), shrunk(norms, caps))
+    floorless = any(row.operation == "normalization" for row in within.rows(caps))
+    cost = Cost(before, reach(caps), shrunk(norms, caps), floorless)
     if not cost.moves or cost.share < LEAST_SHARE or not (gain := within.gain({})) <= lipschitz:
         return cost
     return replace(cost, gains=(gain, within.gain(projected())))

@@ -121,7 +121,7 @@ def _why_large(certificate: "Certificate") -> list[str]:
     ranked = sorted(made, key=lambda kind: -sum(made[kind]))
     large = [kind for kind in ranked if sum(made[kind]) > total / 20]
     words = ", ".join(f"{word(x)} makes about 10^{sum(made[x]):.1f} in {len(made[x])} rows" for x in large)
-    remedy = _NORMALIZATIONS if ranked[0] == "normalization" else _WEIGHTS + _JOINTLY * _in_a_row(certificate)
+    remedy = NORMALIZATIONS if ranked[0] == "normalization" else _WEIGHTS + _JOINTLY * _in_a_row(certificate)
     return [f"why it is large: {words}. {'. '.join([remedy, *[RECTIFIED] * only_relu(certificate.rows)])}"]
 
 
@@ -158,7 +158,7 @@ def factors(rows: Sequence[Row]) -> list[tuple[Row, float]]:
     return path
 
 
-_NORMALIZATIONS = "Each normalization makes up to 1 / sqrt(eps): a bound of use needs a model without them"
+NORMALIZATIONS = "Norm layers make up to 1 / sqrt(eps): wn.calibrate(model, data) puts floors below, or says why not"
 _WEIGHTS = "The layers' norms multiply: a bound of use needs caps on weights while they are trained, as by wn.constrain"
 _JOINTLY = "; certify(effort='high') bounds layers jointly, and may prove less"
 
