@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from wellnormed._devices import recording
 from wellnormed.certificates.within import Caps, Within
 from wellnormed.constraints import Constraints
 from wellnormed.constraints.caps import Cap
@@ -121,8 +122,10 @@ class ProvedCaps(Constraints):
         known = zip(self._fixed.items(), now, strict=True)
         written = {name for (name, (_, seen)), here in known if here != seen}
         # torch does not count what a batch norm writes, such as between two steps of a model in eval()
-        unseen = {name: each for name, each in self._gathered.items() if name not in written}
-        written |= {name for name, each in unseen.items() if not torch.equal(self._fixed[name][0], each)}
+        unseen = {name: x for name, x in self._gathered.items() if name not in written and not recording(x.device)}
+        if differ := [(self._fixed[name][0] != each).any() for name, each in unseen.items()]:
+            differ = torch.stack([each.to(differ[0].device) for each in differ]).tolist()  # one transfer
+        written |= {name for name, differs in zip(unseen, differ, strict=True) if differs}
         for name in written:
             self._within.refresh(name, self._fixed[name][0])
         return sorted(written)
