@@ -231,6 +231,19 @@ def test_a_decay_is_not_credited_to_a_weight_below_the_cap():
         assert constraints.proved_ratios()["0.weight"] <= 1
 
 
+@every_cap
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_cap_of_weights_that_are_cast_waits_no_longer_than_their_dtype_allows(kind, dtype):
+    model, optimizer, constraints = start(kind(CAP, every=8))
+    for i in range(24):
+        if i == 9:
+            model.to(dtype)
+            optimizer.load_state_dict(optimizer.state_dict())
+        push(model)
+        optimizer.step()
+        assert constraints.proved_ratios()["0.weight"] <= 1
+
+
 @pytest.mark.parametrize("every", [1, 2, 8])
 def test_each_step_that_is_accepted_is_borne(every):
     longest = SoftCap(CAP, every=every).longest_step

@@ -136,7 +136,7 @@ class Cap(Constraint):
 
     def wait(self, reach: float, step: float | None) -> tuple[bool, float]:
         after = reach + (math.inf if step is None else step)
-        return (True, after) if after <= self.cap else (False, self._aim(step))
+        return (True, after) if after <= self.cap and self.every > 1 else (False, self._aim(step))
 
     def _aim(self, update_norm: float | None) -> float:
         """The norm that a weight is brought to after a step: the cap, less the room for steps to wait."""

@@ -48,7 +48,7 @@ def apply(moved: Sequence[Constrained], seen: Bounds, placement: Placement) -> N
     for c in moved:
         waits = False
         if c.reach is not None:
-            waits, c.reach = c.constraint.wait(c.reach, seen[c.name])
+            waits, c.reach = c.own.wait(c.reach, seen[c.name])
         if not waits:
             due.append(c)
 
