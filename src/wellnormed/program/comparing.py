@@ -27,10 +27,6 @@ NOT_COMPARED = (
     "autocast", "inference mode", "torch.compile", "other devices", "other dtypes", "other numbers of threads",
 )  # fmt: skip
 """Circumstances that a model's code can depend on, and that the comparison does not vary."""
-_OF_TORCH = {
-    WITHOUT_GRADIENTS: ". To nn.TransformerEncoder, which leaves out padding there, pass enable_nested_tensor=False"
-}
-"""Circumstance -> how to make a module of torch that computes the same in it."""
 _ROUNDINGS, _ROUNDINGS_OF_SHORT = 16, 4
 """The largest difference of an entry, as a multiple of its estimated rounding error: by how much a rounding more of
 every computed number, by other kernels, moves it, plus the median relative change (at least half the machine epsilon)
@@ -194,8 +190,9 @@ class _Comparing:
         size = f" for a batch of {len(call)}" if len(call) > 1 else ""
         raise kind(
             f"{self._name} does not compute what was captured{size} {circumstance}: {how}. It depends on something "
-            "else than its input and its stored tensors, such as randomness, an earlier call, whether gradients are "
-            f"recorded, or the order in memory of tensors that it overwrites{_OF_TORCH.get(circumstance, '')}"
+            "else than its input and its stored tensors, such as randomness, an earlier call, the order in memory of "
+            "tensors that it overwrites, or whether gradients are recorded: where they are not, nn.TransformerEncoder "
+            "leaves out padding, unless it is given enable_nested_tensor=False"
         )
 
     def hidden(self) -> int:
