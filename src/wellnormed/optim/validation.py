@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -92,15 +93,13 @@ def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
             f"{where}process_group must be a ProcessGroup, got {group!r}; pass one of torch.distributed, or None"
         )
     if unknown := settings.keys() - EngineSettings.__annotations__.keys():
-        remedy = _ELSEWHERE.get(min(unknown), "")
-        raise TypeError(f"{optimizer.__name__}() got an unexpected keyword argument {min(unknown)!r}{remedy}")
-
-
-_ELSEWHERE = {
-    "betas": "; pass momentum=0.9 for weights with a norm, and adamw=AdamWSettings(betas=(0.9, 0.999)) for others",
-    "ns_steps": "; pass coefficients= to wn.Muon or a norm: wn.Spectral(coefficients='jordan-5') takes five steps",
-}
-"""Keyword of other libraries' optimizers -> what says the same here."""
+        near = get_close_matches(name := min(unknown), EngineSettings.__annotations__, n=1)
+        raise TypeError(
+            f"{optimizer.__name__}() got an unexpected keyword argument {name!r}"
+            f"{''.join(f' (did you mean {each!r}?)' for each in near)}; steps are set by momentum, radius and radii, "
+            "Newton-Schulz by a norm, overrides={'blocks': wn.Spectral(coefficients='jordan-5')}, and AdamW, for "
+            "parameters without a norm, by adamw=AdamWSettings(betas=(0.9, 0.95))"
+        )
 
 
 def read(group: Group) -> list[Any]:
