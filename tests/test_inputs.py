@@ -125,7 +125,7 @@ def test_what_is_no_mapping_is_refused(name, call, value):
         (lambda: constrained({1: wn.HardCap(1.0)}), "a pattern must be a string, got 1"),
         (lambda: wn.Spectral(coefficients=[]), r"coefficients=\[\] is not a registered set"),
         (lambda: wn.initialize_(network(), generator=0), "generator must be a torch.Generator, got int; pass"),
-        (lambda: scion(process_group="world"), "process_group must be a ProcessGroup, got 'world'; pass"),
+        (lambda: scion(process_group="world"), "process_group='world' must be a ProcessGroup of torch.dis"),
         (lambda: scion().add_param_group({}), r"a parameter group must be a dictionary with params, got \{\}; pass"),
         (lambda: scion().add_param_group(None), "params must hold parameters, got None; pass"),
         (lambda: scion(momentum=None), "momentum=None is of type NoneType; pass a number"),

@@ -150,13 +150,15 @@ def test_an_optimizer_prints_in_80_columns_what_is_capped_and_what_differs():
     assert [line.split()[-2:] for line in lines if line.startswith("0.weight")] == [["Hammer", "nn.Conv2d"]]
 
 
-@pytest.mark.parametrize("optimizer", [wn.Scion, wn.Muon, wn.optim.Almond, wn.optim.ConditionalGradient])
-def test_help_shows_every_keyword_with_its_default(optimizer):
-    shown = inspect.signature(optimizer).parameters
-    assert shown.keys() >= EngineSettings.__annotations__.keys() | {"params", "lr"}
-    made = optimizer(nn.Linear(2, 2), lr=0.1).defaults
-    assert {key: shown[key].default for key in GROUP_DEFAULTS} == {key: made[key] for key in GROUP_DEFAULTS}
-    assert all(f"{keyword}: " in optimizer.__doc__ for keyword in EngineSettings.__annotations__)
+@pytest.mark.parametrize("optimizer", [wn.Scion, wn.Muon, wn.Almond, wn.optim.Signum, wn.optim.ModularDescent])
+def test_signature_and_help_show_every_keyword_that_is_taken_with_its_default(optimizer):
+    shown, taken = inspect.signature(optimizer).parameters, EngineSettings.__annotations__.keys() - optimizer.decides
+    assert shown.keys() == taken | inspect.signature(optimizer.__init__).parameters.keys() - {"self", "settings"}
+    made = optimizer(nn.Linear(2, 2, bias=False), lr=0.1).defaults
+    assert all(shown[key].default == made[key] for key in GROUP_DEFAULTS.keys() & taken)
+    assert all((f"\n    {key}: " in optimizer.__doc__) == (key in taken) for key in EngineSettings.__annotations__)
+    derived = type("Derived", (optimizer,), {"__init__": lambda self, model: None})
+    assert inspect.signature(derived).parameters.keys() == {"model"}
 
 
 def test_a_scheduler_that_raises_the_rate_of_adamw_is_warned_of():

@@ -5,7 +5,7 @@ computes its directions here or in other processes, and then its weights move en
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Set
 from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar, Unpack, cast
 
@@ -21,7 +21,7 @@ from wellnormed.optim.fallback import AdamWStep
 from wellnormed.optim.groups import Params, named, resolve, split
 from wellnormed.optim.parts import Direction, Group, StepRule, evaluated, rule_of
 from wellnormed.optim.saved_state import admitted, restore_kept
-from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings, spelled_out
+from wellnormed.optim.settings import GROUP_DEFAULTS, EngineSettings, spell_out
 from wellnormed.optim.table import notes, table
 from wellnormed.parallel import Placement
 from wellnormed.parallel.layout import kind
@@ -35,7 +35,6 @@ _OF_THE_WHOLE = ("norms", "process_group")
 """The settings that no group and no later parameter has."""
 
 
-@spelled_out
 class ConditionalGradient(torch.optim.Optimizer):
     """Momentum x direction x norm x step rule, over every parameter of an assignment.
 
@@ -62,6 +61,12 @@ class ConditionalGradient(torch.optim.Optimizer):
 
     preset: ClassVar[EngineSettings] = {}
     """Where an optimizer's defaults differ from those of `EngineSettings`."""
+    decides: ClassVar[Set[str]] = set()
+    """The keywords of `EngineSettings` that an optimizer does not take, since it decides them itself."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        spell_out(cls)
 
     def __init__(self, params: Params, lr: float | None = None, **settings: Unpack[EngineSettings]) -> None:
         validation.refuse_unknown(type(self), settings)
@@ -493,3 +498,6 @@ class ConditionalGradient(torch.optim.Optimizer):
         self._index()
         for parameter in self._in_gradients() & self.state.keys():
             parameter.grad = self.state.pop(parameter)["momentum_buffer"].clone()
+
+
+spell_out(ConditionalGradient)

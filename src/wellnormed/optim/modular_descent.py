@@ -1,6 +1,6 @@
 """Descent in the modular norm: one step, shared among the layers by mass and sensitivity."""
 
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 from torch import nn
 
@@ -15,16 +15,15 @@ class ModularDescent(ConditionalGradient):
     """Modular dualization (MD section 4.3) of the momentum: `w <- w - lr dualize(m)` in the modular norm of the model.
 
     A step has modular norm `lr`: each weight's share is its part of the mass divided by the sensitivity of what
-    follows it, so that the output moves by at most `lr` for weights and activations in the unit ball.
+    follows it, so that the output moves by at most `lr` for weights and activations in the unit ball. Momentum 0 is
+    MD's learning-rate transfer experiment. `step_rule="sharp"` is refused: steepest descent (MD proposition 1) has one
+    length for all weights, `tree.dual_norm` of their gradients.
 
     Args:
         model: The model.
         lr: Length of a step in the modular norm; 0.1 unless given.
         tree: The model's modules with mass and sensitivity; `modular_tree(model)` without it. Parameters of mass 0
             stay where they are.
-        settings: The keywords of `EngineSettings` but `norms`, `recipe`, `overrides` and `lr_factors`, which the tree
-            decides. Momentum 0 is MD's learning-rate transfer experiment. `step_rule="sharp"` is refused: steepest
-            descent (MD proposition 1) has one length for all weights, `tree.dual_norm` of their gradients.
 
     Example:
         >>> from torch import nn
@@ -34,10 +33,12 @@ class ModularDescent(ConditionalGradient):
         [0.05]
     """
 
+    decides: ClassVar = {"norms", "recipe", "overrides", "per_head", "lr_factors"}
+
     def __init__(
         self, model: nn.Module, lr: float = 0.1, *, tree: NormedModule | None = None, **settings: Unpack[EngineSettings]
     ) -> None:
-        if unused := settings.keys() & {"norms", "recipe", "overrides", "per_head", "lr_factors"}:
+        if unused := settings.keys() & self.decides:
             raise ValueError(
                 f"ModularDescent: the tree decides {', '.join(sorted(unused))}; pass tree=modular_tree(model, norms)"
             )

@@ -6,11 +6,10 @@ from typing import ClassVar, Literal, Unpack
 from wellnormed._inputs import require_flags
 from wellnormed.optim.conditional_gradient import ConditionalGradient
 from wellnormed.optim.groups import Params
-from wellnormed.optim.settings import EngineSettings, Group, spelled_out
+from wellnormed.optim.settings import EngineSettings, Group
 from wellnormed.routing import Assignment
 
 
-@spelled_out
 class Scion(ConditionalGradient):
     """Scion (LMO, algorithms 1 and 2): in every step each parameter moves a fixed length, measured in its own norm.
 
@@ -32,19 +31,18 @@ class Scion(ConditionalGradient):
         weight     (2, 2)  Spectral  1       nn.Linear
     """
 
+    decides: ClassVar = {"step_rule"}
+
     def __init__(
         self, params: Params, lr: float | None = None, *, unconstrained: bool = True, **settings: Unpack[EngineSettings]
     ) -> None:
-        if "step_rule" in settings:
-            raise ValueError(
-                f"Scion: step_rule={settings['step_rule']!r} contradicts unconstrained=; use ConditionalGradient"
-            )
+        if rule := settings.get("step_rule"):
+            raise ValueError(f"Scion: step_rule={rule!r} contradicts unconstrained=; use ConditionalGradient")
         require_flags("Scion: ", {"unconstrained": unconstrained})
         settings["step_rule"] = "unconstrained" if unconstrained else "constrained"
         super().__init__(params, lr, **settings)
 
 
-@spelled_out
 class Muon(ConditionalGradient):
     """Muon's step in every spectral norm; other weights move in their own norms. The classic one is one keyword away.
 
@@ -95,7 +93,6 @@ _UNITS = {
 }  # fmt: skip
 
 
-@spelled_out
 class Almond(ConditionalGradient):
     """ALMOND: averages what the oracle returns instead of the gradients (LMO, appendix; Zhao et al., 2020, for l2).
 
@@ -114,7 +111,6 @@ class Almond(ConditionalGradient):
     preset: ClassVar[EngineSettings] = {"step_rule": "averaged"}
 
 
-@spelled_out
 class SpectralDescent(ConditionalGradient):
     """Stochastic spectral descent (Carlson et al., 2015): steepest descent in every parameter's own norm.
 

@@ -1,8 +1,9 @@
 """The keywords that every optimizer takes, and their defaults; `validation` refuses what contradicts itself."""
 
 import inspect
+import re
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict
 
 from torch import nn
 from torch.distributed import ProcessGroup
@@ -18,23 +19,25 @@ Memory = Literal["buffer", "gradient"]
 
 
 class EngineSettings(TypedDict, total=False):
-    """The keywords that every optimizer takes. An optimizer's own text says which defaults differ from these.
+    """The keywords that every optimizer takes but those that it decides itself. Its signature has their defaults.
 
     Args:
         norms: The norms when the parameters do not say them: what `assign_norms` returned, or the model.
         recipe: The recipe by which the model's parameters get their norms; see `assign_norms`.
         overrides: Name pattern -> norm, or None for AdamW; see `assign_norms`.
         per_head: Whether each head's queries, keys and values have a norm of their own; see `assign_norms`.
-        momentum: The fraction of the buffer that is kept, in [0, 1); 0.9. The paper's alpha is `1 - momentum`.
+        momentum: The fraction of the buffer that is kept, in [0, 1). The paper's alpha is `1 - momentum`.
         nesterov: Whether to look one step ahead, so that the oracle sees `momentum * buffer + (1 - momentum) *
-            gradient`; False.
-        step_rule: What a step does with the oracle's output; "unconstrained". See `ConditionalGradient`.
-        radius: Radius of the norm ball, in units of each parameter's norm; 1, but under the recipe "modular" the
+            gradient`.
+        step_rule: What a step does with the oracle's direction: "unconstrained" adds it (uSCG), "constrained" mixes the
+            weight with it (SCG), "averaged" adds an average of directions (ALMOND), "sharp" adds it times the
+            momentum's dual norm (steepest descent).
+        radius: Radius of the norm ball, in units of each parameter's norm; but under the recipe "modular" it is the
             size of vectors, gains and tables at the start, or of their layer: see `wellnormed.routing.starting_radii`.
         radii: Name pattern -> radius. Unmatched parameters keep `radius`.
-        weight_decay: Fraction of the weight, per unit of learning rate, removed before the step; 0. With the step rule
+        weight_decay: Fraction of the weight, per unit of learning rate, removed before the step. With the step rule
             "unconstrained" it bounds every norm by `overshoot * radius / weight_decay`.
-        maximize: Whether to climb instead of to descend; False.
+        maximize: Whether to climb instead of to descend.
         directions: Name pattern -> a `Direction`, one of `wellnormed.optim.directions` or of your own. Unmatched
             parameters, and those whose norm it does not act on, keep the direction of the step rule.
         lr_factors: Name pattern -> factor on the learning rate. Unmatched parameters keep factor 1.
@@ -76,21 +79,19 @@ GROUP_DEFAULTS: Group = {
 """The keywords that a parameter group may set for itself, beside `lr`."""
 
 
-C = TypeVar("C", bound=type)
-
-
-def spelled_out(optimizer: C) -> C:
-    """Show each of these keywords, with its type and default, in an optimizer's signature and in its help."""
-    preset: Mapping[str, Any] = getattr(optimizer, "preset", {})
-    defaults = {**GROUP_DEFAULTS, "recipe": DEFAULT_RECIPE, "per_head": False, **preset}
-    given = [p for p in inspect.signature(optimizer.__init__).parameters.values() if p.kind is not p.VAR_KEYWORD]
+def spell_out(optimizer: Any) -> None:
+    """Show each of these keywords that a class takes, with its type and default, in its signature and in its help."""
+    defaults = {**GROUP_DEFAULTS, "recipe": DEFAULT_RECIPE, "per_head": False, **optimizer.preset}
+    given = inspect.signature(optimizer.__init__).parameters
+    own = [each for each in given.values() if each.kind is not each.VAR_KEYWORD]
+    taken = EngineSettings.__annotations__.keys() - given.keys() - optimizer.decides if len(own) < len(given) else ()
     keywords = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind)
         for name, kind in EngineSettings.__annotations__.items()
-        if name not in {parameter.name for parameter in given}
+        if name in taken
     ]
-    optimizer.__signature__ = inspect.Signature([*given[1:], *keywords])  # pyrefly: ignore  # without `self`
-    if optimizer.__doc__ and EngineSettings.__doc__:  # absent under -OO
+    optimizer.__signature__ = inspect.Signature([*own[1:], *keywords])  # without `self`
+    if taken and optimizer.__doc__ and EngineSettings.__doc__:  # absent under -OO
         listed = inspect.cleandoc(EngineSettings.__doc__).partition("Args:\n")[2]
-        optimizer.__doc__ = f"{inspect.cleandoc(optimizer.__doc__)}\n\nKeyword Args:\n{listed}\n"
-    return optimizer
+        told = [text for text in re.split(r"\n(?= {4}\w)", listed) if text.partition(":")[0].strip() in taken]
+        optimizer.__doc__ = "\n".join([inspect.cleandoc(optimizer.__doc__), "", "Keyword Args:", *told, ""])

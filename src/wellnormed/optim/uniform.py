@@ -18,11 +18,12 @@ class _Uniform(ConditionalGradient):
 
     norm: ClassVar[type[Sign | Euclidean]]
     recommended_lr: ClassVar[float]
+    decides: ClassVar = {"norms", "recipe", "overrides", "per_head"}
 
     def __init__(
         self, params: nn.Module | Iterable[Any], lr: float | None = None, **settings: Unpack[EngineSettings]
     ) -> None:
-        if unused := settings.keys() & {"norms", "recipe", "overrides", "per_head"}:
+        if unused := settings.keys() & self.decides:
             raise ValueError(
                 f"{type(self).__name__}: every parameter has one norm here, so {', '.join(sorted(unused))} would say "
                 "nothing; leave it out, or use Scion"

@@ -89,9 +89,7 @@ def refuse_unknown(optimizer: type, settings: Mapping[str, Any]) -> None:
     patterns = ("overrides", "radii", "directions", "lr_factors")
     require_patterns(where, {key: settings[key] for key in patterns if settings.get(key) is not None})
     if not isinstance(group := settings.get("process_group"), ProcessGroup | None):
-        raise ValueError(
-            f"{where}process_group must be a ProcessGroup, got {group!r}; pass one of torch.distributed, or None"
-        )
+        raise ValueError(f"{where}process_group={group!r} must be a ProcessGroup of torch.distributed, or None")
     if unknown := settings.keys() - EngineSettings.__annotations__.keys():
         near = get_close_matches(name := min(unknown), EngineSettings.__annotations__, n=1)
         raise TypeError(
