@@ -59,8 +59,8 @@ def calibrate(model: nn.Module, data: Iterable[Any], slack: float = 1.05) -> Cal
 
     Only layers of exactly the classes `nn.LayerNorm`, `nn.RMSNorm` and `FlooredNorm` are replaced: a subclass may do
     more. The result lists the other modules with an eps and no buffers, and the reasons. Parameters, state dict and
-    optimizers stay as they are. A floor or a radius is a setting like eps, and not in the state dict. To rebuild a
-    model, calibrate on the same data before its weights change, or save it whole.
+    optimizers stay as they are. A floor or a radius is a setting like eps, and not in the state dict, which loads
+    without it and without a word. Save `floors` and `radii` of the result too, as the example does, or the whole model.
 
     The model runs in evaluation mode, without gradients, and not compiled; modes are restored. Compiled models are
     compiled again at their next call.
@@ -87,6 +87,16 @@ def calibrate(model: nn.Module, data: Iterable[Any], slack: float = 1.05) -> Cal
         >>> list(wn.calibrate(model, torch.randn(64, 8)).floors)
         ['1']
         >>> bool(wn.certify(model, torch.zeros(1, 8)).lipschitz < before / 30)
+        True
+
+        The same model in another process, calibrated on any data and then given the floors that were saved:
+
+        >>> saved = model.state_dict(), wn.calibrate(model, torch.randn(64, 8)).floors
+        >>> again = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 2))
+        >>> _ = again.load_state_dict(saved[0]), wn.calibrate(again, torch.ones(1, 8))
+        >>> for name, floor in saved[1].items():
+        ...     again.get_submodule(name).floor = floor  # of a ball projection: .radius
+        >>> wn.certify(again, torch.zeros(1, 8)).lipschitz == wn.certify(model, torch.zeros(1, 8)).lipschitz
         True
     """
     require_module("calibrate", model)
