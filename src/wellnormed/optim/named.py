@@ -16,12 +16,13 @@ class Scion(ConditionalGradient):
     `Scion(model, lr=0.1)` assigns a norm to each parameter by its role, such as `Spectral` to the matrix of a linear
     layer; `print` shows all of them. The direction of a step is the vector of norm 1 that decreases the loss most, to
     first order, for the momentum of the gradients (the norm's linear minimization oracle), and its length is
-    `lr * radius`. With `unconstrained=False` weights also shrink by `1 - lr`, which keeps each in its ball of `radius`.
+    `lr * radius`. With `unconstrained=False` weights also shrink by `1 - lr`: a weight in its ball of `radius` stays
+    there, as those that `initialize_` has started do, and one outside comes nearer by that factor in every step.
 
     Args:
         params: The model; or what `ConditionalGradient` takes.
         lr: Step size in units of each parameter's norm; with `unconstrained=False` a convex weight in [0, 1].
-        unconstrained: uSCG if True, else SCG, which keeps every weight in its ball of `radius`.
+        unconstrained: uSCG if True, else SCG, which keeps every weight that starts in its ball of `radius` there.
 
     Example:
         >>> import torch
