@@ -379,6 +379,19 @@ def test_weights_that_constraints_place_begin_a_new_average_there(cap, duplicate
     assert all(float(optimizer.state[p]["averaged_steps"]) == 4 + 3 for p in model.parameters() if p.ndim == 1)
 
 
+def test_averages_keep_no_bound_that_sinks_with_the_rate():
+    model = network()
+    optimizer = wn.Averaged(wn.Scion(model, lr=1.0, momentum=0.0))
+    constraints = wn.constrain(optimizer, {"0.weight": wn.constraints.ClippedWeightDecay(0.5, 1.0, before=True)})
+    assert constraints.promised()
+    train(model, optimizer, 4)
+    optimizer.param_groups[0]["lr"] = 1e-3
+    train(model, optimizer, 1)
+    assert wn.Spectral().norm(model[0].weight.detach()) > 0.51  # the bound of the iterate
+    assert constraints.promised() == constraints.proved_ratios() == {}
+    assert "0.weight: averages keep no bound of ClippedWeightDecay(" in str(optimizer)
+
+
 def test_memory_is_two_more_copies():
     model = network()
     optimizer = wn.Averaged(torch.optim.SGD(model.parameters(), lr=0.1))

@@ -107,6 +107,7 @@ class Constraints:
         self._resumed: dict[str, float] = {}  # the bounds of a state, for weights that are loaded after it
         self._hooks: tuple[RemovableHandle, ...] = ()
         self._left: dict[str, Tensor] | None = None  # copies of the weights after a step, if a wrapper is swept after
+        self._of_averages = False  # whether the weights may be averages of those that steps have left
         self._place()
         enforcing.check(constrained, self._steps)
         enforcing.project(constrained, self._placement, prove)
@@ -202,8 +203,11 @@ class Constraints:
         return {c.name: f"{type(c.constraint).__name__}{bounds[c.name]}" for c in self._constrained}
 
     def promised(self) -> dict[str, float]:
-        """The bound that holds now for every parameter whose constraint promises one; the others are left out."""
-        return enforcing.bound(self._constrained)
+        """The bound that holds now for every parameter whose constraint promises one; the others are left out.
+
+        Averages of weights keep bounds for all steps alone, and not one that has sunk since, as with a rate that falls.
+        """
+        return enforcing.bound([c for c in self._constrained if c.constraint.bound or not self._of_averages])
 
     def parameters(self) -> list[Tensor]:
         """Every parameter that has a constraint."""
@@ -378,15 +382,17 @@ class Constraints:
 
     def placed(self) -> list[tuple[Tensor, bool]]:
         """The weights that were projected since the last call, and whether their constraint promises them a bound."""
-        found = [c for c in self._constrained if c.placed]
+        found, self._of_averages = [c for c in self._constrained if c.placed], True
         for c in found:
             c.placed = False
         return [(c.parameter, c.promised() is not None) for c in found]
 
     def said_of_averages(self) -> list[str]:
-        """What averages of weights do not keep by themselves: a constraint that holds a norm at a value."""
+        """What averages of weights do not keep by themselves: a norm at a value, or a bound that changes with steps."""
         said = "{}: averages keep {!r} from above, and eval() brings them back to it"
-        return [said.format(c.name, c.constraint) for c in self._constrained if c.constraint.tolerance]
+        told = [said.format(c.name, c.constraint) for c in self._constrained if c.constraint.tolerance]
+        changing = [c for c in self._constrained if c.constraint.bound is None and c.promised() is not None]
+        return told + [f"{c.name}: averages keep no bound of {c.constraint!r}, which changes" for c in changing]
 
     def bring_averages(self) -> None:
         """Bring averages of weights that kept their promises where training may start; nothing is remembered."""
