@@ -77,3 +77,14 @@ def test_a_weight_of_zeros_has_ratios_below_a_clipped_decay():
     nn.init.zeros_(layer.weight)
     constraints = wn.constrain(wn.Scion(layer, lr=0.1), {"weight": ClippedWeightDecay(1.0, 0.5)})
     assert constraints.proved_ratios() == constraints.norm_ratios() == {"weight": 0.0}
+
+
+def test_weights_that_a_decay_has_decayed_before_the_step_are_left_as_they_are_after_it():
+    """Slices of a kernel of 1 x 1 are views of it, which torch refuses to copy onto it."""
+    layer = nn.Conv2d(4, 4, 1, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    wn.constrain(optimizer, {"*": ClippedWeightDecay(9.0, 0.5, before=True)}, norms=layer)
+    layer.weight.grad = torch.ones_like(layer.weight)
+    expected = layer.weight.detach() - 0.1
+    optimizer.step()
+    assert torch.equal(layer.weight.detach(), expected)

@@ -140,6 +140,8 @@ def _write(buckets: Sequence[list[Constrained]], action: Action, placement: Plac
                     f"{tuple(weights.shape)}, batch first, and the state {sorted(state)} for {sorted(first.state)}; "
                     "return both as they were given"
                 )
+            if constrained.data_ptr() == weights.data_ptr() and constrained.stride() != weights.stride():
+                constrained = constrained.clone()  # a view of the weights, which torch cannot copy onto them
             if short:
                 constrained = _rounded(here, constrained, state, weights.dtype)
             return constrained, *(state[key] for key in first.state)
