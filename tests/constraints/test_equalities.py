@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import wellnormed as wn
-from wellnormed.constraints import Orthogonal, Sphere
+from wellnormed.constraints import FixedNorm, Orthogonal, Sphere
 
 EXACT = wn.Spectral(method="svd")
 
@@ -94,3 +94,18 @@ def test_a_sphere_leaves_zero_where_it_is(cap, size):
     assert bool(layer.weight.isfinite().all())
     assert held.proved_ratios()["weight"] <= 1
     assert bool(layer.weight.any()) == (size > 0)
+
+
+@pytest.mark.parametrize("size", [1e-28, 1.0, 1e28])
+def test_a_frobenius_norm_of_any_size_is_kept_and_a_weight_that_became_zero_stays(size):
+    layer = nn.Linear(4, 3, bias=False)
+    layer.weight.data.mul_(size)
+    before = float(layer.weight.detach().double().norm())
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    wn.constrain(optimizer, {"*": FixedNorm(frobenius=True)}, norms=layer)
+    layer.weight.grad = size * torch.ones(3, 4)
+    optimizer.step()
+    assert float(layer.weight.detach().double().norm()) == pytest.approx(before, rel=1e-6)
+    layer.weight.grad = layer.weight.detach().clone()
+    optimizer.step()
+    assert not layer.weight.any()

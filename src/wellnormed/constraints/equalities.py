@@ -12,7 +12,7 @@ from torch import Tensor
 
 from wellnormed._batching import in_batches
 from wellnormed._inputs import require_flags
-from wellnormed.constraints.base import SLACK, TARGET, Constraint, State
+from wellnormed.constraints.base import SLACK, TARGET, Constraint, State, scaled
 from wellnormed.constraints.caps import Cap
 from wellnormed.matrix import msign, overshoot, stiefel_project
 from wellnormed.matrix._symmetric import symmetric_product, times_symmetric
@@ -172,10 +172,11 @@ class FixedNorm(Constraint):
 
     def apply(self, weights: Tensor, norm: Norm, update_norm: float | None, state: State) -> tuple[Tensor, State]:
         size = self._norm(weights, norm)
-        scale = state["radius"] / size.clamp(min=torch.finfo(size.dtype).tiny)
-        return weights * scale.reshape(scale.shape + (1,) * norm.ndim), state
+        scale = torch.where(size > 0, state["radius"].double() / size, 0.0)
+        return scaled(weights, scale, norm).to(weights.dtype), state
 
     def _norm(self, weights: Tensor, norm: Norm) -> Tensor:
         if not self.frobenius:
             return norm.norm(weights)
-        return torch.linalg.vector_norm(weights, dim=tuple(range(weights.ndim - norm.ndim, weights.ndim)))
+        dims = tuple(range(weights.ndim - norm.ndim, weights.ndim))
+        return torch.linalg.vector_norm(weights, dim=dims, dtype=torch.float64)  # whose squares hold 1e-30 and 1e30
