@@ -169,6 +169,19 @@ def test_what_is_not_finite_is_refused_before_anything_changes():
     assert not optimizer.state
 
 
+def test_a_step_of_the_optimizer_within_to_nan_is_refused_and_taken_back():
+    """A cap that waits looked at no weight, and took the bound of the step for one of its length."""
+    layer = nn.Linear(4, 4)
+    optimizer = Clipped(torch.optim.AdamW(layer.parameters(), eps=0.0), 2.0, norms=layer)  # 0 / 0
+    wn.constrain(optimizer, {"bias": wn.ColumnCap(1.0, every=8)})
+    gradients(layer, 0)
+    layer.bias.grad[0] = 0.0
+    before = copy.deepcopy(layer.state_dict())
+    with pytest.raises(ValueError, match=r"AdamW moved bias to NaN or infinity, .* were put back\. .* larger eps"):
+        optimizer.step()
+    assert all(torch.equal(before[name], tensor) for name, tensor in layer.state_dict().items())
+
+
 def test_frozen_parameters_of_the_optimizer_are_left_alone():
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False))
     optimizer = Clipped(INNER["AdamW"](module.parameters()), 2.0, norms=module)

@@ -1,5 +1,6 @@
 """Any optimizer with a proved step: what it moves is brought into a ball of the weight's norm."""
 
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -168,11 +169,22 @@ class Clipped(Around):
         self.inner.step()
         moved = self._moved([a for a, _ in clipped if a.name not in known], starts)
         clipped = [(a, rate) for a, rate in clipped if a.name in known or moved[a.name]]
+        self._refuse_ruined({a.name: a.parameter for a, _ in clipped}, starts)
         buckets = list(in_buckets(clipped, lambda one: one[0].parameter, lambda one: (one[0].norm, one[1])))
         jobs = (self._job(norm, rate, [a.parameter for a, _ in members], starts) for (norm, rate), members in buckets)
         for (_, members), (weights,) in zip(buckets, self.placement.run(jobs), strict=True):
             torch._foreach_copy_(local_parts([a.parameter for a, _ in members]), local_parts(weights))
         self._tell("after", self)
+
+    def _refuse_ruined(self, weights: dict[str, Tensor], starts: dict[Tensor, Tensor]) -> None:
+        """Put the weights back and refuse a step to NaN or infinity, which no projection brings into a ball."""
+        if ruined := [name for name, size in gradient_sizes(weights).items() if not size < math.inf]:
+            for parameter, start in starts.items():
+                local(parameter).copy_(local(start))
+            raise ValueError(
+                f"Clipped: {type(self.inner).__name__} moved {', '.join(ruined[:5])} to NaN or infinity, by finite "
+                "gradients; its weights were put back. Lower the learning rate, or pass it a larger eps"
+            )
 
     def _moved(self, others: list[AssignedParameter], starts: dict[Tensor, Tensor]) -> dict[str, float]:
         """Which parameters without a gradient the optimizer within has moved in any process: 1 for those, 0 else."""
