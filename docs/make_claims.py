@@ -123,7 +123,7 @@ CLAIMS = (
     Claim("SC 5", "the block form costs 3 to 4 times as much", "hardcap-cost", ("block over nested, 1024 x 4096",)),
     Claim(
         "SC 6.2",
-        "without projections, and projected to matrix signs, models fail to grok; all other projections grok",
+        "without projections (none), and projected to matrix signs (stiefel), models fail to grok; all others grok",
         "grokking",
         ("sum: who groks last", "product: who groks last", "sum, none", "product, none"),
     ),
@@ -164,6 +164,12 @@ CLAIMS = (
         "hyperparameters transfer across model sizes",
         "lr-transfer-gpt",
         ("best rate against width, uSCG", "best rate against width, SCG"),
+    ),
+    Claim(
+        "LMO abstract",
+        "significant speedups on nanoGPT training without any reliance on Adam (lower losses after as many steps)",
+        "lr-transfer-gpt",
+        ("lowest loss at the largest width, uSCG", "lowest loss at the largest width, SCG"),
     ),
     Claim(
         "LMO 1",
@@ -245,7 +251,7 @@ def _rows() -> Iterator[str]:
         verdicts = experiment.verdicts(rows, claim.preset)
         lines = [line for name in claim.lines for line in _named(verdicts, name)]
         here = "; ".join(f"{line.what}: {line.ours}" for line in lines)
-        here = here.replace("LT's transformer with plain residuals", "plain residuals")
+        here = here.replace("LT's transformer with plain residuals", "plain residuals").replace("ours, ", "LT's own, ")
         folder, option = f"{claim.experiment}-{claim.preset}", " --preset paper" * (claim.preset == "paper")
         page = f"reproduction.md#{claim.experiment}-preset-{claim.preset}"
         run = f"`python -m papers {claim.experiment}{option}` ([setting]({page}), "

@@ -167,8 +167,8 @@ def _order(rows: Sequence[Row], operation: str, names: tuple[Answer, Answer]) ->
         steps = {each: median(steps_to(accuracy, found) for found in _of(rows, operation, each)) for each in SETTINGS}
         first = max(steps[each] for each in SETTINGS if each not in last)
         holds.append(first < min(steps[each] for each in last))
-        numbers = ", ".join(f"{each} {_shown(steps[each], _of(rows, operation, each))}" for each in last)
-        shown_as.append(f"{accuracy:g}: others by {first:g}, {numbers}")
+        numbers = ", ".join(f"{each} at {_shown(steps[each], _of(rows, operation, each))}" for each in last)
+        shown_as.append(f"accuracy {accuracy:g}: others by step {first:g}, {numbers}")
     what, published = f"{operation}: who groks last", "none and stiefel"
     return Verdict(what, published, "; ".join(shown_as), "-", len(rows), names[not all(holds)])
 
@@ -181,15 +181,15 @@ def _grokked(
     wanted = 0 if published.startswith("never") else 1
     steps = {accuracy: sorted(steps_to(accuracy, result) for result in results) for accuracy in ACCURACIES}
     shares = {accuracy: sum(step < math.inf for step in reached) / len(reached) for accuracy, reached in steps.items()}
-    medians = {a: f"{a:g} at {_shown(median(own), results)} ({shares[a]:.0%})" for a, own in steps.items()}
+    medians = {a: f"{a:g} at {_shown(median(own), results)} steps ({shares[a]:.0%})" for a, own in steps.items()}
     judged = medians.pop(GROKKED)
     why = []
     if shares[GROKKED] != wanted:
         ends = [result["accuracy"][-1] for result in results]
-        why.append(f"test accuracy after {results[0]['steps']} steps: {min(ends):.2f} to {max(ends):.2f}")
+        why.append(f"{operation}, {projection}: test accuracy ends at {min(ends):.2f} to {max(ends):.2f}")
     if others := [f"{a:g}" for a in ACCURACIES if (shares[a] == wanted) != (shares[GROKKED] == wanted)]:
         why.append(f"the other answer at {' and '.join(others)}")
-    ours = f"bound {shown(bound, '.3g')}; {', '.join(medians.values())}; {judged}"
+    ours = f"bound {shown(bound, '.3g')}; test accuracy {', '.join(medians.values())}; {judged}"
     interval = f"{_shown(steps[GROKKED][0], results)} to {_shown(steps[GROKKED][-1], results)}"
     verdict = names[shares[GROKKED] != wanted]
     return Verdict(f"{operation}, {projection}", published, ours, interval, len(results), verdict, "; ".join(why))

@@ -83,7 +83,7 @@ COLUMNS = {
 WORDS = {
     "validation_loss": "loss {:.3f}", "validation_accuracy": "accuracy {:.3f}", "largest_entry": "largest entry {:.3g}",
     "largest_of_stream": "{:.3g} where LT reads it", "largest_rms_of_stream": "RMS {:.3g}",
-    "log10_lipschitz": "bound 10^{}", "log10_as_published": "10^{:.1f} by LT's formula",
+    "log10_lipschitz": "proved bound 10^{}", "log10_as_published": "10^{:.1f} by LT's formula",
     "log10_with_equation_20": "10^{:.1f} with equation 20",
 }  # fmt: skip
 ORDERED = {
@@ -216,7 +216,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
         if row.cap == 1 and norms:
             most = max(norm for each in norms for part, norm in each.items() if part.startswith("layers"))
             if most <= 1:  # what blocks add is then no longer than what they read, in convex residuals
-                words.append(f"RMS is of logits times {row.logit_scale:g}, the stream's at most 1 by proof")
+                words.append(f"RMS is of logits times {row.logit_scale:g}, and of the stream at most 1 by proof")
         reached = bool(losses) and fmean(losses) <= row.loss + WITHIN
         verdict = "measured" if preset == "cpu" else yes if reached else no
         why = "a million parameters and other text cannot decide it" if preset == "cpu" else ""

@@ -54,7 +54,7 @@ WITHIN = 0.02
 """How far a loss may be above the published one, the accuracy below, and a bound above as a share of it."""
 SWEEP = tuple(round(10 ** (-1 + 2 * step / 11), 3) for step in range(12))
 """The rates of LT's code; its losses are the least of some 800 runs."""
-FORMULAS: dict[as_published.Formula, str] = {"9c3c1b4": "May", "16cccff": "June", "text": "the text"}
+FORMULAS: dict[as_published.Formula, str] = {"9c3c1b4": "code of May", "16cccff": "of June", "text": "text"}
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             values, (other,) = [result[measure] for result in best], READ.keys() - {measure}
             more = f"; {fmean(result[other] for result in best):.3f} {READ[other]}"
             if runs:
-                more = f" where LT's formula says {shown(fmean(10 ** result['said'] for result in best), '.3g')}{more}"
+                more = f" at LT's constant of {shown(fmean(10 ** result['said'] for result in best), '.3g')}{more}"
             told, verdict = "-" if published is None else str(published), MEASURED
             if published is not None and preset == "paper":
                 verdict = "reached" if fmean(values) <= published + WITHIN else "not reached"
@@ -244,7 +244,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
             gains, proved = ([10 ** row["results"][f"log10_{key}"] for row in at] for key in ("found", "proved"))
             means = {name: fmean(10 ** said(row, formula) for row in at) for formula, name in FORMULAS.items()}
             told = ", ".join(f"{mean:.3g} ({name})" for name, mean in means.items() if not math.isnan(mean))
-            more = f" where LT's formulas say {told} and {shown(fmean(proved), '.3g')} is proved"
+            more = f"; at most {told} by LT's formulas, and {shown(fmean(proved), '.3g')} by proof"
             holds = all(gain <= 10 ** said(row) for gain, row in zip(gains, at, strict=True))
             why = "" if holds else f"the formula does not bound {name}"
             line = "at most LT's formula", ANSWERS[preset][not holds], more, why

@@ -114,7 +114,7 @@ def verdicts(rows: Sequence[Row], preset: Preset) -> list[Verdict]:
     for method, bound in product(("weight decay", "spectral normalization"), BOUNDS):
         saved = [x for seed in seeds if (x := saving(rows, method, bound, seed)) is not None]
         if saved:
-            ours = f"AdamW's best loss at a bound smaller by 10^{fmean(saved):.1f}"
+            ours = f"Muon reaches AdamW's best loss at a bound smaller by 10^{fmean(saved):.1f}"
             if -math.inf in saved:
                 ours = "Muon does not reach AdamW's best loss"
             what, runs = f"{method}, bound: {BOUNDS[bound]}", sum(row["config"]["method"] == method for row in rows)
