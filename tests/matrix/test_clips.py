@@ -217,11 +217,12 @@ def test_clip_at_every_scale(shape, exponent, bounds, seed):
 
 @pytest.mark.parametrize("lower", [-1.0, 0, -math.inf, torch.tensor([[-2.0], [0.0]])])
 def test_a_floor_below_zero_is_none_as_in_the_listings_of_the_paper(lower):
-    """SC's `alpha=-1, beta=1` are the defaults."""
+    """SC's `alpha=-1, beta=1, lamb=0.5` are the defaults."""
     w = 3 * torch.randn(2, 1, 5, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(spectral_clip(w, lower, 1.0), spectral_hardcap(w, 1.0))
-    assert torch.equal(spectral_clip(w), spectral_hardcap(w, 1.0))
+    assert torch.equal(spectral_clip(w, lower, 1.0), spectral_hardcap(w))
     assert torch.equal(spectral_relu(w, lower), w)
+    torch.testing.assert_close(2 * spectral_clipped_weight_decay(w), w + spectral_clip(w))
+    torch.testing.assert_close(spectral_relu(w), msign(w, method="svd") + w - spectral_clip(w))
 
 
 @pytest.mark.parametrize(

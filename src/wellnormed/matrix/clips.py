@@ -1,7 +1,7 @@
 """Clips of the singular values, in plain spectral (l2 -> l2) units: caps, floors, bands and clipped weight decay.
 
 They are exact by default; the methods are in `_clip_methods`. Units of a layer (RMS -> RMS), schedules and promises
-belong to `norms` and `constraints`. SC is Spectral clipping (Cesista, 2025).
+belong to `norms` and `constraints`. SC is Spectral clipping (Cesista, 2025); its listings have the same defaults.
 """
 
 import math
@@ -65,7 +65,7 @@ def spectral_clip(
 
 
 def spectral_hardcap(
-    w: Matrices, upper: float | Tensor, method: str = "auto", *, most: float = math.inf, blur: float = 0.0
+    w: Matrices, upper: float | Tensor = 1.0, method: str = "auto", *, most: float = math.inf, blur: float = 0.0
 ) -> Matrices:
     """Replace every singular value `s` by `min(s, upper)`: the nearest matrix in the spectral ball (SC section 3.3).
 
@@ -93,7 +93,7 @@ def spectral_hardcap(
     return _clipped(w, 0.0, upper, 1.0, method, most=most, blur=blur)
 
 
-def spectral_relu(w: Matrices, lower: float | Tensor, method: str = "auto") -> Matrices:
+def spectral_relu(w: Matrices, lower: float | Tensor = 1.0, method: str = "auto") -> Matrices:
     """Replace every nonzero singular value `s` by `max(s, lower)` (SC section 3.2).
 
     Everything else is as in `spectral_clip`, including the larger error for small singular values. Errors are relative
@@ -107,7 +107,7 @@ def spectral_relu(w: Matrices, lower: float | Tensor, method: str = "auto") -> M
 
 
 def spectral_clipped_weight_decay(
-    w: Matrices, upper: float | Tensor, decay: float | Tensor, method: str = "auto"
+    w: Matrices, upper: float | Tensor = 1.0, decay: float | Tensor = 0.5, method: str = "auto"
 ) -> Matrices:
     """Decay only what exceeds `upper`: `s -> upper + (1 - decay)(s - upper)` above it (SC section 3.4).
 
