@@ -26,6 +26,7 @@ python -m papers rates --preset paper    # the paper's own setting, on whatever 
 
 A finished cell, one configuration and seed, is a line of `rows.jsonl` in a folder such as
 `results/reproduce/rates-cpu`, and is never run twice: a command that was stopped goes on when it is given again.
+With `--folder mine` it begins without the committed rows, and runs all cells.
 `--jobs 4` runs four cells at a time, `--cluster slurm` submits them with `submitit`, `--device cuda` computes there.
 Figures and a table are drawn at the end. Some experiments read what text there is: English books or Tiny Shakespeare
 in `$WELLNORMED_DATA`, else the plays that the package installs; a command that would add rows of another
