@@ -56,7 +56,7 @@ def origin(name: str, content: Mapping[str, Any]) -> list[str]:
     commit, _, changed = content["commit"].partition("+")
     seeds = content["seed"] if isinstance(content["seed"], list) else [content["seed"]]
     return [
-        f"[{name}](../results/{name}): `{content['command']}`; {commit[:10]}{'+' * bool(changed)}{changed}, "
+        f"[{name}](../results/{name}): `{content['command']}` at commit {commit[:10]}{'+' * bool(changed)}{changed}, "
         f"{content['machine']}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}.",
         "",
     ]
