@@ -125,13 +125,21 @@ CLAIMS = (
         "SC 6.2",
         "without projections (none), and projected to matrix signs (stiefel), models fail to grok; all others grok",
         "grokking",
-        ("sum: who groks last", "product: who groks last", "sum, none", "product, none"),
+        ("sum: who groks last", "product: who groks last"),
+    ),
+    Claim(
+        "SC 6.2",
+        "without projections no model groks in 1,000 steps",
+        "grokking",
+        ("sum, none", "product, none"),
+        "paper",
     ),
     Claim(
         "SC 6.2",
         "capping the embeddings alone allows models to grok: median 227 and 233 steps",
         "grokking",
         ("sum, embedding", "product, embedding"),
+        "paper",
     ),
     Claim(
         "SC 6.2",

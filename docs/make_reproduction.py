@@ -73,8 +73,11 @@ def not_run(experiment: Experiment, preset: Preset, rows: list[Row]) -> str:
     done = {row["cell"] for row in rows}
     left = [vars(cell) for cell in cells if cell_key(cell) not in done]
     known = {(key, text(value)) for row in rows for key, value in row["config"].items()}
-    own = dict.fromkeys((key, text(value)) for cell in left for key, value in cell.items())
-    named = "; ".join(f"{key}: {value}" for key, value in own if (key, value) not in known)
+    own: dict[str, list[str]] = {}
+    for key, value in dict.fromkeys((key, text(value)) for cell in left for key, value in cell.items()):
+        own.setdefault(key, []).extend([value] * ((key, value) not in known))
+    several = lambda of: ", ".join(of) if len(of) < 5 else f"{of[0]} to {of[-1]}"  # noqa: E731 (such as seeds)
+    named = "; ".join(f"{key}: {several(values)}" for key, values in own.items() if values)
     return f"{len(left)} of {len(cells)} cells were not run" + (f" ({named})" if named else "") if left else ""
 
 

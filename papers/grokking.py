@@ -182,14 +182,14 @@ def _grokked(
     steps = {accuracy: sorted(steps_to(accuracy, result) for result in results) for accuracy in ACCURACIES}
     shares = {accuracy: sum(step < math.inf for step in reached) / len(reached) for accuracy, reached in steps.items()}
     medians = {a: f"{a:g} at {_shown(median(own), results)} steps ({shares[a]:.0%})" for a, own in steps.items()}
-    judged = medians.pop(GROKKED)
     why = []
     if shares[GROKKED] != wanted:
         ends = [result["accuracy"][-1] for result in results]
-        why.append(f"{operation}, {projection}: test accuracy ends at {min(ends):.2f} to {max(ends):.2f}")
+        own = f"{operation}, {projection}, at our rate {SETTINGS[projection][0]:g} (SC does not state its own)"
+        why.append(f"{own}: test accuracy ends at {min(ends):.2f} to {max(ends):.2f}")
     if others := [f"{a:g}" for a in ACCURACIES if (shares[a] == wanted) != (shares[GROKKED] == wanted)]:
         why.append(f"the other answer at {' and '.join(others)}")
-    ours = f"bound {shown(bound, '.3g')}; test accuracy {', '.join(medians.values())}; {judged}"
+    ours = f"bound {shown(bound, '.3g')}; test accuracy {'; '.join(medians.values())}"
     interval = f"{_shown(steps[GROKKED][0], results)} to {_shown(steps[GROKKED][-1], results)}"
     verdict = names[shares[GROKKED] != wanted]
     return Verdict(f"{operation}, {projection}", published, ours, interval, len(results), verdict, "; ".join(why))
