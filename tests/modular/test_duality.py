@@ -172,7 +172,7 @@ def test_a_weight_shared_with_a_fixed_place_is_fixed():
     [
         (lambda: Atom("w", EXACT, mass=-1.0), "'w': mass=-1.0 must be finite"),
         (lambda: Bond("b", float("nan")), "'b': sensitivity=nan"),
-        (lambda: Scalar(float("inf")), "sensitivity=inf"),
+        (lambda: Atom("w", EXACT) @ torch.nn.ReLU(), r"ReLU\(\) has no mass; pass an Atom, a Bond"),
         (lambda: residual(IDENTITY, 1.5), "strength=1.5"),
         (lambda: (0.0 * Atom("w", EXACT)).lr_factors(), "'w' has mass 1, but the sensitivity of what follows it is 0"),
         (lambda: (Atom("w", EXACT) + Atom("w", wn.Sign())).lr_factors(), "'w' stands in the tree with two norms"),

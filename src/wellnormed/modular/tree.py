@@ -119,8 +119,7 @@ class NormedModule(ABC):
         owner = match_patterns([pattern], {n: (n,) for n in self.names()}, "tare").owner
         total = sum(place.mass for place in self.places() if place.name in owner)
         if total == 0 and mass != 0:
-            matching = f"the atoms matching {pattern!r}"
-            raise ValueError(f"{matching} have mass 0, which no factor turns into {mass}; use with_masses")
+            raise ValueError(f"tare: atoms of {pattern!r} have mass 0, which no factor makes {mass}; use with_masses")
         factor = mass / total if total else 0.0
         return self.map_atoms(lambda atom: replace(atom, mass=atom.mass * factor) if atom.name in owner else atom)
 
@@ -310,6 +309,10 @@ class _Compound(NormedModule):
     label: str = ""
     """Name in the printed tree, such as a module's; the kind of compound without it."""
     _kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if others := [each for each in self.modules if not isinstance(each, NormedModule)]:
+            raise ValueError(f"{others[0]!r} has no mass; pass an Atom, a Bond('relu'), or modular_tree(module)")
 
     @property
     def name(self) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import ClassVar, Literal, Unpack
 
-from wellnormed._inputs import require_flags
+from wellnormed._inputs import require_choice, require_flags
 from wellnormed.optim.conditional_gradient import ConditionalGradient
 from wellnormed.optim.groups import Params
 from wellnormed.optim.settings import EngineSettings, Group
@@ -77,8 +77,7 @@ class Muon(ConditionalGradient):
         coefficients: str = "jordan-5",
         **settings: Unpack[EngineSettings],
     ) -> None:
-        if adjust_lr_fn not in list(_UNITS):
-            raise ValueError(f"adjust_lr_fn={adjust_lr_fn!r} must be one of {', '.join(map(str, _UNITS))}")
+        require_choice("Muon: adjust_lr_fn", adjust_lr_fn, list(_UNITS))
         self._of_oracles = {"coefficients": coefficients, **_UNITS[adjust_lr_fn]}
         super().__init__(params, lr, **settings)
 

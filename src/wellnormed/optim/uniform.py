@@ -9,6 +9,7 @@ from wellnormed.norms import Euclidean, Sign
 from wellnormed.optim.conditional_gradient import ConditionalGradient
 from wellnormed.optim.groups import named
 from wellnormed.optim.settings import EngineSettings
+from wellnormed.optim.validation import others
 from wellnormed.routing import AssignedParameter, Assignment
 from wellnormed.routing.places import Weak
 
@@ -29,9 +30,7 @@ class _Uniform(ConditionalGradient):
                 "nothing; leave it out, or use Scion"
             )
         model = params if isinstance(params, nn.Module) else None
-        if isinstance(params, nn.Module):
-            params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
-        groups = named(params)
+        groups = named(others(params, ()).items() if isinstance(params, nn.Module) else params)
         entries = [a for group in groups for a in self._known_later(group["params"])]
         settings["norms"] = Assignment(tuple(entries), lr=self.recommended_lr, model=Weak(model))
         super().__init__(groups, lr, **settings)
