@@ -279,7 +279,7 @@ NOT_VERIFIED: dict[str, tuple[Any, Any, str]] = {
     "no certificate": (3, {}, "not proved: .*not int"),
     "a missing file": ("nowhere.json", {}, "not proved: .*No such file"),
     "no name of a file": ("a\0b", {}, "not proved: embedded null byte"),
-    "no weights": (None, None, "weights must be a path or a state dict, got NoneType; pass either"),
+    "no weights": (None, None, "weights must be a path or state dict, got NoneType; pass model"),
     "no name of weights": (None, "a\0b", "cannot be read: embedded null byte"),
     "sparse weights": (None, {"weight": torch.eye(3).to_sparse()}, "not proved: weight cannot be read: unsupported"),
     "meta weights": (None, {"weight": torch.zeros(3, 3, device="meta")}, "weight cannot be read: .*meta tensor"),

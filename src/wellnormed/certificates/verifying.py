@@ -84,7 +84,7 @@ def _read(weights: Mapping[str, Any] | str | os.PathLike[str], certified: Sequen
     if isinstance(weights, str | os.PathLike):
         return _renamed(read_safetensors(Path(weights)), certified)
     if not isinstance(weights, Mapping):
-        raise CheckError(f"weights must be a path or a state dict, got {type(weights).__name__}; pass either")
+        raise CheckError(f"weights must be a path or state dict, got {type(weights).__name__}; pass model.state_dict()")
     named = _renamed({str(name): value for name, value in weights.items()}, certified)
     needed = certified if named.keys() >= {*certified} else named  # a missing tensor may have another name
     return {name: _stored(name, named[name]) for name in needed}
