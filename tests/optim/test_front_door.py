@@ -157,8 +157,7 @@ def test_signature_and_help_show_every_keyword_that_is_taken_with_its_default(op
     made = optimizer(nn.Linear(2, 2, bias=False), lr=0.1).defaults
     assert all(shown[key].default == made[key] for key in GROUP_DEFAULTS.keys() & taken)
     assert all((f"\n    {key}: " in optimizer.__doc__) == (key in taken) for key in EngineSettings.__annotations__)
-    derived = type("Derived", (optimizer,), {"__init__": lambda self, model: None})
-    assert inspect.signature(derived).parameters.keys() == {"model"}
+    assert [*inspect.signature(type("D", (optimizer,), {"__init__": lambda self, x: None})).parameters] == ["x"]
 
 
 def test_a_scheduler_that_raises_the_rate_of_adamw_is_warned_of():

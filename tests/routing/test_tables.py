@@ -81,3 +81,4 @@ def test_an_optimizer_prints_repeated_blocks_once_with_exact_totals():
         ["radii below 1, in powers of 2: if a layer at the start maps RMS 1 to RMS s,"],
         ["a bias has s, a gain s/2, a vector max(s/4, own RMS), a table max(2s, own RMS)"],
     ]  # fmt: skip
+    assert "radii below" not in str(wn.Scion(wn.initialize_(nn.Linear(4, 4))))

@@ -54,7 +54,7 @@ def notes(moved: Sequence[Moved], gone: Sequence[str], elsewhere: Sequence[str])
     """What a reader of the table may ask; which of its parameters the model has no longer, and which it lacks."""
     lines = [f"no longer in the model: {', '.join(gone)}"] if gone else []
     lines += [f"in no group of this optimizer: {', '.join(elsewhere)}"] if elsewhere else []
-    if any(one.group.get("vector_radii") for one in moved):
+    if any(radius < 1 for one in moved for radius in one.group.get("vector_radii", {}).values()):
         lines += [
             "radii below 1, in powers of 2: if a layer at the start maps RMS 1 to RMS s,",
             "a bias has s, a gain s/2, a vector max(s/4, own RMS), a table max(2s, own RMS)",
