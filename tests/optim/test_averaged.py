@@ -379,6 +379,25 @@ def test_weights_that_constraints_place_begin_a_new_average_there(cap, duplicate
     assert all(float(optimizer.state[p]["averaged_steps"]) == 4 + 3 for p in model.parameters() if p.ndim == 1)
 
 
+@pytest.mark.parametrize(
+    "asked", [{"constraints": {"*": wn.HardCap(0.5)}}, {"lipschitz": 0.1, "example_input": torch.zeros(1, 6)}]
+)
+def test_an_average_that_is_loaded_begins_anew_where_constraints_do_not_allow_it(asked):
+    def averaged(model, **asked):
+        optimizer = wn.Averaged(wn.Scion(model, lr=0.3, momentum=0.0))
+        return optimizer, wn.constrain(optimizer, **asked)
+
+    one, other = network(), network(seed=1)
+    first, _ = averaged(one, constraints={"*": wn.HardCap(4.0)})
+    train(one, first, 8)
+    second, constraints = averaged(other, **asked)
+    other.load_state_dict(one.state_dict())
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for step in range(3):
+        train(other, second, 1, first=step)
+        assert max(constraints.proved_ratios().values()) <= 1
+
+
 def test_averages_keep_no_bound_that_sinks_with_the_rate():
     model = network()
     optimizer = wn.Averaged(wn.Scion(model, lr=1.0, momentum=0.0))

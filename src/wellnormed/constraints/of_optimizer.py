@@ -380,6 +380,11 @@ class Constraints:
         """Take these weights, which an average has put back, for those that the last step left."""
         remember([c for c in self._constrained if c.parameter in written])
 
+    def broken(self) -> list[Tensor]:
+        """The weights that are not proved to keep what is promised; a collective call."""
+        promised, proved = self.promised(), self._proved(self._constrained)
+        return [c.parameter for c in self._constrained if proved[c.name] > promised.get(c.name, math.inf)]
+
     def placed(self) -> list[tuple[Tensor, bool]]:
         """The weights that were projected since the last call, and whether their constraint promises them a bound."""
         found, self._of_averages = [c for c in self._constrained if c.placed], True

@@ -129,6 +129,8 @@ class Averaged(Around):
                 "train() is called"
             )
         loss = evaluated(closure)
+        if self._mode.pop("loaded", False):
+            self._begin_broken_averages_anew()
         self._put_iterates()
         try:
             self.inner.step()
@@ -136,6 +138,17 @@ class Averaged(Around):
         finally:
             self._put(self.training)
         return loss
+
+    @torch._disable_dynamo
+    def _begin_broken_averages_anew(self) -> None:
+        """Of averages that were loaded, begin those anew that constraints do not allow, as under a smaller cap."""
+        begun = self._begun()
+        for parameter, entry in begun.items():
+            local(parameter).copy_(local(entry[X]))
+        broken = {parameter for follower in self.attached for parameter in follower.broken()}
+        for parameter in broken & begun.keys():
+            local(parameter).copy_(local(begun[parameter][Z]))
+            begun[parameter][STEPS].zero_()
 
     @torch._disable_dynamo
     def _put_iterates(self) -> None:
@@ -262,3 +275,4 @@ class Averaged(Around):
         self._points.clear()
         self._points.update(points)
         self._put(training=True)
+        self._mode["loaded"] = True  # constraints may get their own state before the next step
