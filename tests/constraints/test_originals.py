@@ -5,6 +5,7 @@ import pickle
 import re
 import warnings
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -128,7 +129,17 @@ def test_a_constant_is_refused_for_another_program_before_the_step(name):
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 
 
-class Counting(nn.Module):
+class Packed:
+    """What is configured, as by `dataclass(slots=True)`."""
+
+    __slots__ = ("scale",)
+
+
+class Shared(nn.Module):
+    base = 1.0
+
+
+class Counting(Shared):
     """Its plain attributes change in every call; the slope is one of them, and the function another."""
 
     shared = 1.0
@@ -137,12 +148,14 @@ class Counting(nn.Module):
         super().__init__()
         self.slope, self.calls, self.bend, self.config = 0.5, 0, torch.relu, SimpleNamespace(scale=1.0)
         self.factors, self.scales, self.tensor, self.last = [1.0], {"a": {"b": 1.0}}, torch.tensor(1.0), None
+        self.packed = Packed()
+        self.packed.scale = 1.0
 
     def forward(self, x):
         self.calls += 1
         self.last = x.detach(), x.detach()
         scale = self.config.scale * self.scales["a"]["b"] * self.shared * (9.0 if self.calls > 9 else 1.0)
-        return self.slope * self.factors[0] * scale * self.tensor * self.bend(x)
+        return self.slope * self.factors[0] * scale * self.packed.scale * self.base * self.tensor * self.bend(x)
 
 
 class Steep(Counting):
@@ -166,7 +179,9 @@ CODE = {
     "scales": lambda each: each.scales["a"].update(b=5.0),
     "config": lambda each: setattr(each.config, "scale", 5.0),
     "tensor": lambda each: each.tensor.fill_(5.0),
+    "packed": lambda each: setattr(each.packed, "scale", 5.0),
     "__class__": lambda each: setattr(each, "__class__", Steep),
+    "__class__.base": lambda each: mock.patch.object(Shared, "base", 5.0).start(),
     "__class__.shared": lambda each: setattr(type(each), "shared", 5.0),
     "forward": lambda each: setattr(each, "forward", lambda x: 5 * x),
     "_forward_hooks": lambda each: each.register_forward_hook(lambda layer, inputs, result: 5 * result),
@@ -192,6 +207,7 @@ def test_a_constant_is_refused_for_other_code_before_the_step(name, asked):
     with pytest.raises(ValueError, match=said):
         step(model, optimizer, torch.ones(2, 3, 6))
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    mock.patch.stopall()
     constraints.remove()
     step(model, optimizer, torch.ones(2, 3, 6))
 

@@ -264,7 +264,8 @@ def code_of(model: nn.Module | None) -> dict[tuple[str, str], Any]:
 def _content(value: Any, known: dict[int, Any], depth: int = 4) -> Any:
     """The identity and version of a tensor; entries of a container; identity and plain attributes of an object.
 
-    Other attributes of an object may reach the whole program, as those of a trainer do. Of a class all count.
+    Other attributes of an object may reach the whole program, as those of a trainer do. Of a class all count, and those
+    of its bases beside `Module`.
     """
     if (kind := type(value)) in _PLAIN:
         return value
@@ -276,10 +277,13 @@ def _content(value: Any, known: dict[int, Any], depth: int = 4) -> Any:
         inside = chain.from_iterable(value.items()) if issubclass(kind, dict) else value
         found = [_content(each, known, depth - 1) for each in inside]
     elif issubclass(kind, type):
-        found = [id(value), *map(id, vars(value).values())]
+        bases = [base for base in value.__mro__ if base not in (nn.Module, object)]
+        found = [id(value), *(id(each) for base in bases for each in vars(base).values())]
     else:
-        own = {} if issubclass(kind, nn.Module) else getattr(value, "__dict__", {})
-        found = [id(value), *(each for each in own.values() if type(each) in _PLAIN)]
+        bases = () if issubclass(kind, nn.Module) else kind.__mro__
+        slots = [getattr(value, slot, None) for base in bases for slot in vars(base).get("__slots__", ())]
+        own = [*getattr(value, "__dict__", {}).values(), *slots] if bases else []
+        found = [id(value), *(each for each in own if type(each) in _PLAIN)]
     known[id(value)] = found
     return found
 
