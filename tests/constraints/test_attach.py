@@ -158,7 +158,7 @@ def test_constrain_without_anything_to_keep_is_refused():
     optimizer = wn.Scion(nn.Linear(4, 4), lr=0.1)
     with pytest.raises(ValueError, match=r"nothing says what to keep; pass \{'\*': HardCap\(1.0\)\}"):
         wn.constrain(optimizer)
-    with pytest.raises(ValueError, match="move_every belong to lipschitz="):
+    with pytest.raises(ValueError, match="move_every given without lipschitz="):
         wn.constrain(optimizer, {"*": wn.HardCap(1.0)}, move_every=10)
     with pytest.raises(ValueError, match=r"constrain: prove='no' is of type str; pass True or False"):
         wn.constrain(optimizer, {"*": wn.HardCap(1.0)}, prove="no")
