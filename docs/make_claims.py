@@ -7,7 +7,7 @@ figure is never typed here, and a line that is called otherwise ends the script.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from docs.make_reproduction import finished
+from docs.make_reproduction import finished, seeds
 from papers._experiment import Preset, Verdict, load
 from papers._table import Row
 
@@ -243,13 +243,10 @@ SIZES = {"short": "short side"} | {key: key for key in ("width", "rows", "column
 
 
 def _sizes(rows: Sequence[Row]) -> Iterator[str]:
-    """The sizes, seeds and minutes of rows."""
+    """The sizes of rows."""
     for key, name in SIZES.items():
         if values := {row["config"][key] for row in rows if key in row["config"]}:
             yield f"{name} {min(values):g}" + f" to {max(values):g}" * (len(values) > 1)
-    seeds = len({row["seed"] for row in rows})
-    yield f"{seeds} seed{'s' * (seeds > 1)}"
-    yield f"{sum(row['seconds'] for row in rows) / 60:.0f} minutes"
 
 
 def _rows() -> Iterator[str]:
@@ -263,6 +260,7 @@ def _rows() -> Iterator[str]:
         folder, option = f"{claim.experiment}-{claim.preset}", " --preset paper" * (claim.preset == "paper")
         page = f"reproduction.md#{claim.experiment}-preset-{claim.preset}"
         run = f"`python -m papers {claim.experiment}{option}` ([setting]({page}), "
-        run += f"[rows](../results/reproduce/{folder}/rows.jsonl)): {', '.join(_sizes(rows))}"
+        run += f"[rows](../results/reproduce/{folder}/rows.jsonl)): {', '.join(_sizes(rows))}, "
+        run += f"{seeds(experiment, claim.preset, rows)}, {sum(row['seconds'] for row in rows) / 60:.0f} minutes"
         cells = (f"{claim.where}: {claim.words}", here, judged(lines), run)
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

@@ -81,12 +81,20 @@ def not_run(experiment: Experiment, preset: Preset, rows: list[Row]) -> str:
     return f"{len(left)} of {len(cells)} cells were not run" + (f" ({named})" if named else "") if left else ""
 
 
+def seeds(experiment: Experiment, preset: Preset, rows: Sequence[Row]) -> str:
+    """How many seeds a configuration has, the least and the most."""
+    done = {row["cell"] for row in rows}
+    run = [vars(cell) for cell in experiment.cells(preset) if cell_key(cell) in done]
+    counts = Counter(str({key: value for key, value in cell.items() if key != "seed"}) for cell in run)
+    least, most = min(counts.values()), max(counts.values())
+    return f"{least} to {most} seeds" if least < most else f"{most} seed{'s' * (most > 1)}"
+
+
 def section(experiment: Experiment, preset: Preset, rows: list[Row]) -> Iterator[str]:
     """Figures and table of one preset, and where they come from."""
     name = f"{experiment.name}-{preset}"
     note = f" Here: {note}." if (note := experiment.differs.get(preset)) else ""
     yield from (f"## {experiment.name}, preset {preset}", "", f"{experiment.source}: {experiment.shows}.{note}")
-    seeds = len({row["seed"] for row in rows})
     if missing := not_run(experiment, preset, rows):
         yield from ("", f"{missing}.")
     verdicts = experiment.verdicts(rows, preset)
@@ -95,7 +103,7 @@ def section(experiment: Experiment, preset: Preset, rows: list[Row]) -> Iterator
     judged = [verdict for verdict in verdicts if verdict.verdict != "measured" and verdict not in before]
     yield from (
         "",
-        f"[rows](../results/reproduce/{name}/rows.jsonl): {len(rows):,} cells, {seeds} seed{'s' * (seeds > 1)}.",
+        f"[rows](../results/reproduce/{name}/rows.jsonl): {len(rows):,} cells, {seeds(experiment, preset, rows)}.",
     )
     names = sorted(path.stem for path in (RESULTS / name).glob("*.png"))
     figures = [f"![{figure}](../results/reproduce/{name}/{figure}.png)" for figure in names]
