@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-AT_MOST = {"src": 20_536, "tests": 24_562, "laboratory": 12_100}
+AT_MOST = {"src": 20_534, "tests": 24_562, "laboratory": 12_100}
 """What is counted -> its largest number of lines."""
 FOLDERS = {"src": ("src",), "tests": ("tests",), "laboratory": ("papers", "campaigns", "benchmarks")}
 SPACE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

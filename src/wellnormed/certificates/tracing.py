@@ -85,12 +85,10 @@ def traced_tree(
     with evaluated_on_cpu(model) as evaluated, without_autocast():
 
         def bound(program: Program) -> None:
-            names = {
-                name: tuple(alias for alias in program.stored if owner.get(alias) == name) for name, _ in norms.values()
-            }
-            capped = {
-                name: Capped(norm, tuple(p.shape), names[name]) for p, (name, norm) in norms.items() if names[name]
-            }
+            capped = {}
+            for parameter, (name, norm) in norms.items():
+                if aliases := tuple(alias for alias in program.stored if owner.get(alias) == name):
+                    capped[name] = Capped(norm, tuple(parameter.shape), aliases)
             within = Within(program, evaluated, domain, capped, {})
             proofs.append(within.proof(dict.fromkeys(capped, 1.0) | within.tables()))
 
@@ -115,12 +113,12 @@ def traced_tree(
         )
     atoms = tuple(Atom(name, norm) for name, norm in norms.values())
     tree = Network(atoms, type(model).__name__, tuple(following[atom.name] for atom in atoms), _sensitivity(proof))
-    factors = [factor for factor in tree.lr_factors().values() if factor]
-    if factors and max(factors) > STEEP * min(factors):
-        steep = min(atoms, key=lambda atom: tree.lr_factors()[atom.name])
+    factors = tree.lr_factors()
+    steep = min(factors, key=lambda name: factors[name], default="")
+    if steep and (ratio := max(factors.values()) / factors[steep]) > STEEP:
         warn(
-            f"traced_tree: the sensitivity of what follows {steep.name} is {following[steep.name]:.3g}, so that it "
-            f"moves {max(factors) / min(factors):.3g} times less than another weight. Norm layers without a floor, "
+            f"traced_tree: the sensitivity of what follows {steep} is {following[steep]:.3g}, so that it "
+            f"moves {ratio:.3g} times less than another weight. Norm layers without a floor, "
             "attention of vectors longer than 1, and residuals that add multiply it; give shares by tree.with_masses, "
             "or take an optimizer that needs no tree, such as wn.Scion"
         )
